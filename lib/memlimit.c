@@ -90,7 +90,7 @@ static bool node_free(int node, uint64_t *bytes)
 	return true;
 }
 
-/* The nodes of a list such as "0-1,4", unless these are all there are: MemAvailable knows better. */
+/* A list such as "0-1,4".  Where these are all nodes there are, MemAvailable knows better. */
 static void nodes_limit(struct room *room, const char *list)
 {
 	uint64_t sum = 0, bytes;

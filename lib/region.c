@@ -571,6 +571,13 @@ int sluice_region_map(struct sluice_region *out, int ctl_fd, int data_fd, bool d
 	ret = r.data_fd = data_ro ? fd_dup_readonly(data_fd) : fd_dup(data_fd);
 	if (ret < 0)
 		goto undo;
+	if (!data_ro && (fcntl(r.data_fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+		ret = sluice_fail(
+			EACCES,
+			"descriptor %d, the data region, is read-only: attach as a consumer",
+			data_fd);
+		goto undo;
+	}
 	if (!fstatfs(r.data_fd, &fs) && fs.f_type == HUGETLBFS_MAGIC)
 		r.huge_page_bytes = fs.f_bsize;
 

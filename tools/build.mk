@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# The program.  Parts that need more than a C compiler add to TOOLS_EXTRA_OBJ and TOOLS_LIBS; main.c
+# refers to their nouns weakly, so that they may be left out.
+
+TOOLS_SRC := $(filter-out tools/stat% tools/trace%,$(wildcard tools/*.c))
+TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
+TOOLS_EXTRA_OBJ :=
+TOOLS_LIBS = $(LIB_LIBS) -lxxhash -lm
+
+-include tools/bench.mk
+
+$(B)/tools/%.o: tools/%.c Makefile tools/build.mk
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) $(TOOLS_CFLAGS) -MMD -MP -c -o $@ $<
+
+# Parts that are read later add to the list.
+.SECONDEXPANSION:
+$(B)/sluice: $(TOOLS_OBJ) $$(TOOLS_EXTRA_OBJ) $(B)/lib/libsluice.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/lib/libsluice.a $(TOOLS_LIBS)
+
+-include $(TOOLS_OBJ:.o=.d)
+
+.PHONY: tools install-tools demo-run
+tools: $(B)/sluice
+
+install-tools: tools
+	$(call say,INSTALL,$(DESTDIR)$(PREFIX)/bin/sluice)
+	$(Q)install -d $(DESTDIR)$(PREFIX)/bin
+	$(Q)install -m 755 $(B)/sluice $(DESTDIR)$(PREFIX)/bin
+
+# A few hundred MB that every Debian machine has.
+DEMO_DIRS := $(wildcard /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu) /usr/bin /usr/share
+DEMO_BYTES := 400M
+demo-run: tools
+	$(Q)$(B)/sluice pump --transport both --max-bytes $(DEMO_BYTES) $(DEMO_DIRS)
+
+ifneq ($(and $(call have_header,liburing.h),$(call have_header,xxhash.h)),)
+ALL += tools
+INSTALLS += install-tools
+else
+NOTES += "the program needs liburing.h and xxhash.h (Debian: apt-get install liburing-dev libxxhash-dev) and is left out"
+endif

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/* Peers: joining, leaving, watching each other, and the events that tell of deaths. */
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define LOOK_NS 50000000ull /* a busy process looks for deaths this often */
+
+/* When a process started, in clock ticks since boot; 0 when /proc does not tell. */
+uint64_t peer_start_time(uint32_t pid)
+{
+	unsigned long long start = 0;
+	char path[32], buf[1024];
+	const char *p;
+	ssize_t n;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	n = read(fd, buf, sizeof(buf) - 1);
+	close(fd);
+	if (n <= 0)
+		return 0;
+	buf[n] = '\0';
+	/* Field 2 is the name in parentheses and may hold anything; field 22 counts from there. */
+	p = strrchr(buf, ')');
+	for (int field = 2; p && field < 22; field++)
+		p = strchr(p + 1, ' ');
+	if (!p || sscanf(p, " %llu", &start) != 1)
+		return 0;
+	return start;
+}
+
+/* Two words of the same peer differ at most in state and recoverer. */
+static bool same_peer(uint64_t a, uint64_t b)
+{
+	return a >> 12 == b >> 12;
+}
+
+static int slot_claim(struct sluice_arena *a)
+{
+	/* Relaxed: only has to be unique. */
+	uint32_t id = (uint32_t)atomic_fetch_add_explicit(&a->root->next_peer_id, 1,
+							  memory_order_relaxed);
+	uint64_t word;
+
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++) {
+		if (peer_state(ld_rlx(&a->peers[i].word)) != PEER_FREE)
+			continue;
+		word = peer_word(PEER_JOINING, 0, (uint32_t)getpid(), id + 1);
+		if (!cas_sc(&a->peers[i].word, 0, word))
+			continue;
+		a->slot = i;
+		a->word = word;
+		return 0;
+	}
+	return -EUSERS;
+}
+
+int peer_join(struct sluice_arena *a)
+{
+	char comm[16] = "";
+	struct shm_peer *p;
+	uint64_t alive;
+	int err;
+
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++)
+		a->watch[i] = (struct peer_watch){.pidfd = -1};
+	err = slot_claim(a);
+	if (err)
+		return sluice_fail(-err, "arena %016llx: all %u places for peers are taken",
+				   (unsigned long long)a->hdr.arena_id, SLUICE_MAX_PEERS);
+	CRASH_POINT("join_claimed");
+	p = &a->peers[a->slot];
+	prctl(PR_GET_NAME, comm);
+	st_rlx(&p->start_time, peer_start_time((uint32_t)getpid()));
+	st_rlx(&p->joined_ns, now_ns());
+	st_rlx(&p->extents, 0);
+	st_rlx(&p->bytes, 0);
+	st_rlx(&p->lost, 0);
+	st_rlx(&p->role, a->role);
+	for (int i = 0; i < 2; i++) {
+		uint64_t half;
+
+		memcpy(&half, comm + 8 * i, 8);
+		st_rlx(&p->comm[i], half);
+	}
+	err = a->ops->join(a);
+	if (err) {
+		st_rel(&p->word, 0);
+		return err;
+	}
+	alive = peer_word(PEER_ALIVE, 0, peer_pid(a->word), peer_id(a->word));
+	st_rel(&p->word, alive); /* pairs with ld_acq in peer_watch_all() */
+	a->word = alive;
+	CRASH_POINT("join_alive");
+	/* Those who sleep now do not watch us yet (S1): let them look. */
+	atomic_fetch_add_explicit(&a->root->joins, 1, memory_order_seq_cst);
+	wake_everybody(a);
+	a->events_seen = ld_acq(&a->root->events);
+	peer_watch_all(a);
+	return 0;
+}
+
+void peer_leave(struct sluice_arena *a)
+{
+	recover_leave(a);
+	pthread_mutex_lock(&a->watch_lock);
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++)
+		if (a->watch[i].word)
+			a->ops->unwatch(a, i);
+	a->ops->leave(a);
+	pthread_mutex_unlock(&a->watch_lock);
+}
+
+/* Watch what stands in a slot; true when it turns out to be dead. */
+static bool watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
+{
+	struct peer_watch *w = &a->watch[slot];
+	int err;
+
+	if (w->word && !same_peer(w->word, word)) {
+		a->ops->unwatch(a, slot);
+		w->word = 0;
+	}
+	if (w->word || peer_state(word) == PEER_FREE || slot == a->slot)
+		return false;
+	err = a->ops->watch(a, slot, word);
+	if (err == -ESRCH)
+		return true;
+	if (err) {
+		sluice_log(SLUICE_LOG_WARN, "peer %u (pid %u): cannot be watched: %s",
+			   peer_id(word), peer_pid(word), strerror(-err));
+		return false;
+	}
+	w->word = word;
+	return false;
+}
+
+struct dead_list {
+	unsigned int n;
+	unsigned int slot[SLUICE_MAX_PEERS];
+	uint64_t word[SLUICE_MAX_PEERS];
+};
+
+static void recover_list(struct sluice_arena *a, const struct dead_list *dead)
+{
+	for (unsigned int i = 0; i < dead->n; i++)
+		recover_peer(a, dead->slot[i], dead->word[i]);
+}
+
+void peer_watch_all(struct sluice_arena *a)
+{
+	uint32_t joins = atomic_load_explicit(&a->root->joins, memory_order_seq_cst);
+	struct dead_list dead = {0};
+
+	if (joins == ld_rlx(&a->joins_seen))
+		return;
+	pthread_mutex_lock(&a->watch_lock);
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++) {
+		uint64_t word = ld_acq(&a->peers[i].word);
+
+		if (watch_slot(a, i, word)) {
+			dead.slot[dead.n] = i;
+			dead.word[dead.n++] = word;
+		}
+	}
+	st_rlx(&a->joins_seen, joins);
+	pthread_mutex_unlock(&a->watch_lock);
+	recover_list(a, &dead);
+}
+
+struct collect {
+	struct sluice_arena *a;
+	struct dead_list dead;
+};
+
+static void collect_one(unsigned int slot, void *arg)
+{
+	struct collect *c = arg;
+
+	if (!slot_ok(slot) || !c->a->watch[slot].word || c->dead.n == SLUICE_MAX_PEERS)
+		return;
+	c->dead.slot[c->dead.n] = slot;
+	c->dead.word[c->dead.n++] = c->a->watch[slot].word;
+	/* It stays readable for ever: stop watching.  Who recovers it is watched as well. */
+	c->a->ops->unwatch(c->a, slot);
+	c->a->watch[slot].word = 0;
+}
+
+void peer_collect(struct sluice_arena *a)
+{
+	struct collect c = {.a = a};
+
+	pthread_mutex_lock(&a->watch_lock);
+	a->ops->collect(a, collect_one, &c);
+	pthread_mutex_unlock(&a->watch_lock);
+	recover_list(a, &c.dead);
+}
+
+/* Called by operations that may go on for ever without sleeping. */
+void peer_look(struct sluice_arena *a)
+{
+	uint64_t now = now_coarse_ns();
+
+	if (now - ld_rlx(&a->last_look_ns) < LOOK_NS)
+		return;
+	st_rlx(&a->last_look_ns, now);
+	peer_watch_all(a);
+	peer_collect(a);
+}
+
+bool peer_gone(struct sluice_arena *a, unsigned int slot)
+{
+	uint64_t word;
+	bool gone;
+
+	if (!slot_ok(slot))
+		return true;
+	if (slot == a->slot)
+		return false;
+	word = ld_acq(&a->peers[slot].word);
+	if (peer_state(word) == PEER_FREE)
+		return true;
+	pthread_mutex_lock(&a->watch_lock);
+	gone = watch_slot(a, slot, word) || (a->watch[slot].word && a->ops->is_dead(a, slot));
+	pthread_mutex_unlock(&a->watch_lock);
+	return gone;
+}
+
+/* ------------------------------------------------------------------ events */
+
+static int event_read(struct sluice_arena *a, struct sluice_event *out)
+{
+	uint64_t written = ld_acq(&a->root->events); /* pairs with event_write() */
+	struct sluice_event ev = {.sz = out->sz};
+	const struct shm_event *e;
+
+	if (a->events_seen == written)
+		return -EAGAIN;
+	if (written - a->events_seen > SHM_NEVENTS) {
+		ev.type = SLUICE_EVENT_OVERRUN;
+		ev.peer_id = written - a->events_seen - SHM_NEVENTS;
+		a->events_seen = written - SHM_NEVENTS;
+	} else {
+		e = &a->events[a->events_seen % SHM_NEVENTS];
+		ev.type = SLUICE_EVENT_PEER_DEAD;
+		ev.pid = peer_pid(ld_rlx(&e->peer_word));
+		ev.peer_id = peer_id(ld_rlx(&e->peer_word));
+		ev.extents = ld_rlx(&e->extents);
+		ev.bytes = ld_rlx(&e->bytes);
+		ev.lost = ld_rlx(&e->lost);
+		ev.signal = (int32_t)ld_rlx(&e->signal);
+		ev.exit_code = (int32_t)ld_rlx(&e->exit_code);
+		ev.time_ns = ld_rlx(&e->time_ns);
+		a->events_seen++;
+	}
+	memcpy(out, &ev, min_u64(out->sz, sizeof(ev)));
+	return 0;
+}
+
+int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t timeout_ns)
+{
+	uint64_t deadline = deadline_ns(timeout_ns);
+	int err = arena_check(a);
+
+	if (err)
+		return err;
+	for (;;) {
+		struct pollfd p = {.fd = a->watch_fd, .events = POLLIN};
+		uint64_t now;
+		int ms = -1;
+
+		peer_watch_all(a);
+		peer_collect(a);
+		err = event_read(a, ev);
+		if (err != -EAGAIN || deadline == 0)
+			return err;
+		if (deadline != SLUICE_FOREVER) {
+			now = now_ns();
+			if (now >= deadline)
+				return -ETIMEDOUT;
+			ms = (int)min_u64((deadline - now + 999999) / 1000000, 100);
+		} else {
+			/* Somebody else may do the recovery, and a peer may join unwatched. */
+			ms = 100;
+		}
+		if (poll(&p, 1, ms) < 0)
+			return -errno;
+	}
+}
+
+int sluice_event_fd(struct sluice_arena *a)
+{
+	int err = arena_check(a);
+
+	if (err)
+		return err;
+	peer_watch_all(a);
+	return a->watch_fd;
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/* What waits: next, begin, publish, share, forward; and the caller's own loop. */
+#include <liburing.h>
+#include <poll.h>
+
+#include "internal.h"
+
+static bool map_empty(shm_u64 *map)
+{
+	uint64_t any = 0;
+
+	for (unsigned int i = 0; i < SHM_MAP_WORDS; i++)
+		any |= ld_acq(&map[i]); /* pairs with map_clear() in endpoint_retire() */
+	return !any;
+}
+
+/* Every producer that there was has gone: nothing comes any more once the ring is empty. */
+static bool producers_gone(const struct sluice_channel *ch)
+{
+	return !ch->keep_open && ld_rlx(&ch->shm->had_producer) && map_empty(ch->shm->producers);
+}
+
+static bool consumers_gone(const struct sluice_channel *ch)
+{
+	return !ch->keep_open && ld_rlx(&ch->shm->had_consumer) && map_empty(ch->shm->consumers);
+}
+
+static bool ready_to_consume(struct sluice_channel *ch)
+{
+	return ring_readable(ch) || producers_gone(ch);
+}
+
+static bool ready_to_produce(struct sluice_channel *ch)
+{
+	return ring_writable(ch) || consumers_gone(ch);
+}
+
+/* A hint only: is the block under the allocator's rover free? */
+static bool space_likely(struct sluice_channel *ch)
+{
+	uint32_t rover = ld_rlx(&ch->a->root->rover);
+
+	return rover < ch->a->hdr.nblocks &&
+	       lease_state(ld_acq(&ch->a->leases[rover].word)) == LEASE_FREE;
+}
+
+/* An endpoint that armed itself for the caller's loop is awake again. */
+static void disarm(struct sluice_channel *ch)
+{
+	if (!ch->armed)
+		return;
+	map_clear(ch->armed, ch->number); /* S4 */
+	ch->armed = NULL;
+}
+
+/*
+ * Spin, then sleep, until ready() may have become true.
+ *
+ * Return: 0 (look), or why to look for the last time: -ETIMEDOUT, -EINTR, ...
+ */
+static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struct sluice_channel *),
+		    uint64_t deadline)
+{
+	int err = 0;
+
+	if (sleep_spin(ch, ready, deadline))
+		return 0;
+	sleep_prepare(ch, map); /* S1 */
+	if (!ready(ch))		/* S2 */
+		err = sleep_wait(ch, deadline);
+	map_clear(map, ch->number); /* S4; a ring that came meanwhile is used by looking */
+	return err;
+}
+
+static int gave_up(const struct sluice_channel *ch, int err, const char *what)
+{
+	if (err == -ETIMEDOUT || err == -EAGAIN)
+		return sluice_fail(-err, "channel %s: %s %s", ch->name, what,
+				   err == -EAGAIN ? "now" : "until the timeout");
+	if (err == -EINTR)
+		return sluice_fail(EINTR, "channel %s: a signal came while waiting", ch->name);
+	return err;
+}
+
+/* ------------------------------------------------------------------ consuming */
+
+static int end_of_stream(struct sluice_channel *ch)
+{
+	if (ld_rlx(&ch->shm->last_producer_died) && !ld_rlx(&ch->shm->closing))
+		return sluice_fail(EOWNERDEAD,
+				   "channel %s: its last producer died, what it was writing is "
+				   "missing (sluice_event_next() says who)",
+				   ch->name);
+	return sluice_fail(ENODATA, "channel %s: end of the stream", ch->name);
+}
+
+int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, uint64_t timeout_ns)
+{
+	uint64_t deadline = 0, since = 0, word;
+	struct sluice_arena *a = ch->a;
+	int err, last = 0;
+	uint32_t lease;
+
+	err = arena_check(a);
+	if (err)
+		return err;
+	if (!(ch->flags & SLUICE_CHANNEL_CONSUME))
+		return sluice_fail(EPERM, "channel %s: this endpoint does not consume", ch->name);
+	peer_look(a);
+	disarm(ch);
+	for (;;) {
+		/* Asked before the ring: who is gone has published before it went. */
+		bool over = producers_gone(ch);
+
+		err = ring_pop(ch, &lease, &word);
+		if (!err)
+			break;
+		if (err == -ENODATA || (err == -EAGAIN && over)) {
+			err = end_of_stream(ch);
+			break;
+		}
+		if (err != -EAGAIN)
+			break;
+		if (last || !timeout_ns) {
+			err = gave_up(ch, last ? last : -EAGAIN, "no batch");
+			break;
+		}
+		if (!since) {
+			since = now_ns();
+			deadline = deadline_ns(timeout_ns);
+		}
+		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline);
+	}
+	if (since) {
+		stat_add(&ch->stats->batch_waits, 1);
+		stat_add(&ch->stats->batch_wait_ns, now_ns() - since);
+	}
+	if (err)
+		return err;
+	st_rlx(&a->leases[lease].since_ns, now_coarse_ns());
+	err = batch_hold(a, out, lease, word);
+	if (err)
+		return err;
+	stat_add(&ch->stats->consumed, 1);
+	stat_add(&ch->stats->consumed_bytes, (*out)->manifest.payload_bytes);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ room in the arena */
+
+/*
+ * Allocate, waiting for room.  PROTOCOL.md, "Sleeping for space": a ring that was consumed is passed
+ * on to the oldest sleeper that what is left would satisfy.
+ */
+int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns,
+		struct extent_found *found)
+{
+	struct sluice_arena *a = ch->a;
+	shm_u64 *map = a->root->space_sleepers;
+	uint64_t deadline = deadline_ns(timeout_ns), since = 0;
+	bool rung = false, spun = false;
+	int err, last = 0;
+
+	for (;;) {
+		err = extent_alloc(a, nblocks, rung, deadline, found);
+		if (rung && (!err || err == -ENOSPC))
+			wake_one(a, map, found->largest, ch->stats);
+		if (err != -ENOSPC || last || !timeout_ns)
+			break;
+		if (!since)
+			since = now_ns();
+		rung = false;
+		/* The hint says nothing about length: believe it once between two sleeps. */
+		if (!spun && sleep_spin(ch, space_likely, deadline)) {
+			spun = true;
+			continue;
+		}
+		spun = false;
+		st_rlx(&ch->ep->need, (uint32_t)min_u64(nblocks, UINT32_MAX));
+		sleep_prepare(ch, map);				      /* S1 */
+		err = extent_alloc(a, nblocks, false, deadline, found); /* S2 */
+		if (err == -ENOSPC)
+			last = sleep_wait(ch, deadline);
+		rung = !map_clear(map, ch->number); /* S4 */
+		if (err != -ENOSPC) {
+			if (rung)
+				wake_one(a, map, UINT64_MAX, ch->stats);
+			break;
+		}
+	}
+	if (since) {
+		stat_add(&ch->stats->space_waits, 1);
+		stat_add(&ch->stats->space_wait_ns, now_ns() - since);
+	}
+	if (err == -ENOSPC)
+		return holders_fail(a, last ? last : -EAGAIN, nblocks, found->largest);
+	return err;
+}
+
+/* ------------------------------------------------------------------ publishing */
+
+/*
+ * Queue a lease that we own.
+ * @from: its word as owned, WRITING or HELD; on failure it is that again
+ */
+int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uint64_t timeout_ns)
+{
+	struct sluice_arena *a = ch->a;
+	shm_u64 *word = &a->leases[lease].word;
+	uint64_t deadline = 0, since = 0;
+	uint64_t ready = lease_to(*from, LEASE_READY, a->slot, ch->index);
+	int err = 0, last = 0;
+
+	disarm(ch);
+	for (;;) {
+		if (consumers_gone(ch)) {
+			err = sluice_fail(EPIPE, "channel %s: every consumer is gone", ch->name);
+			break;
+		}
+		err = -EAGAIN;
+		if (ring_writable(ch)) {
+			st_rlx(&a->leases[lease].since_ns, now_coarse_ns());
+			CRASH_POINT("publish_before_ready");
+			/* P1; a shared bit may have come since we took it */
+			if (!cas_sc(word, *from, ready)) {
+				*from |= LEASE_SHARED;
+				ready |= LEASE_SHARED;
+				if (!cas_sc(word, *from, ready)) {
+					err = sluice_fail(EUCLEAN,
+							  "channel %s: lease %u changed hands, a "
+							  "peer has written over the lease table",
+							  ch->name, lease);
+					break;
+				}
+			}
+			err = ring_push(ch, lease, lease_gen(ready)); /* P2, P3 */
+			if (!err) {
+				CRASH_POINT("publish_before_wake");
+				wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
+				break;
+			}
+			/* Taken back; when that fails a stale cell has delivered it already. */
+			CRASH_POINT("publish_before_undo");
+			if (!cas_sc(word, ready, *from)) {
+				err = 0;
+				break;
+			}
+		}
+		if (err != -EAGAIN)
+			break;
+		if (last || !timeout_ns) {
+			err = gave_up(ch, last ? last : -EAGAIN, "no room for a batch");
+			break;
+		}
+		if (!since) {
+			since = now_ns();
+			deadline = deadline_ns(timeout_ns);
+		}
+		last = wait_for(ch, ch->shm->producer_sleepers, ready_to_produce, deadline);
+	}
+	if (since) {
+		stat_add(&ch->stats->space_waits, 1);
+		stat_add(&ch->stats->space_wait_ns, now_ns() - since);
+	}
+	return err;
+}
+
+/* ------------------------------------------------------------------ the caller's own loop */
+
+int sluice_channel_pollfd(struct sluice_channel *ch)
+{
+	int err = arena_check(ch->a);
+
+	return err ? err : sleep_descriptor(ch);
+}
+
+int sluice_channel_arm(struct sluice_channel *ch)
+{
+	bool consume = ch->flags & SLUICE_CHANNEL_CONSUME;
+	int fd = sluice_channel_pollfd(ch);
+
+	if (fd < 0)
+		return fd;
+	peer_collect(ch->a);
+	disarm(ch);
+	ch->armed = consume ? ch->shm->consumer_sleepers : ch->shm->producer_sleepers;
+	sleep_prepare(ch, ch->armed);
+	if (consume ? !ready_to_consume(ch) : !ready_to_produce(ch))
+		return 0;
+	disarm(ch);
+	return 1;
+}
+
+int sluice_channel_arm_ring(struct sluice_channel *ch, struct io_uring *ring, uint64_t user_data)
+{
+	struct io_uring_sqe *sqe;
+	int armed = sluice_channel_arm(ch);
+
+	if (armed)
+		return armed;
+	sqe = io_uring_get_sqe(ring);
+	if (!sqe) {
+		disarm(ch);
+		return sluice_fail(EBUSY, "channel %s: the caller's ring has no free sqe", ch->name);
+	}
+	io_uring_prep_poll_add(sqe, ch->poll_fd, POLLIN);
+	io_uring_sqe_set_data64(sqe, user_data);
+	return 0;
+}

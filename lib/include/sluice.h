@@ -24,6 +24,9 @@
 extern "C" {
 #endif
 
+/* Whatever a build's -fvisibility says: this is what the library exports. */
+#pragma GCC visibility push(default)
+
 #define SLUICE_VERSION_MAJOR 0
 #define SLUICE_VERSION_MINOR 1
 #define SLUICE_VERSION_PATCH 0
@@ -858,6 +861,8 @@ int sluice_batch_bytes(const struct sluice_batch *b, const char *name, const voi
  */
 int sluice_batch_blob(const struct sluice_batch *b, unsigned int i, const char **name,
 		      const void **data, uint64_t *len);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

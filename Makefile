@@ -17,12 +17,16 @@ VERSION_PATCH := 0
 VERSION := $(VERSION_MAJOR).$(VERSION_MINOR).$(VERSION_PATCH)
 
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+MANDIR ?= $(PREFIX)/share/man
 DESTDIR ?=
 B := build
 
-CC ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 CLANG ?= clang
-AR ?= ar
 CFLAGS ?= -O2 -g
 WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-unused-parameter
 ALL_CPPFLAGS := -D_GNU_SOURCE -Ilib/include -Ikmod/uapi -I$(B)/include $(CPPFLAGS)
@@ -38,14 +42,19 @@ say =
 endif
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check bench fuzz install clean
+.PHONY: all demo check bench fuzz install clean demo-run check-run
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 
-# Each part adds to these; a part whose tools are missing adds a line to NOTES instead.
+# $(call have_header,NAME.h) is y or empty; a part that lacks something says so in NOTES.
+have_header = $(shell echo '\#include <$(1)>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo y)
+
+# Each part adds its targets to these.  A check-NAME leaves TAP in build/check/NAME.tap.
+# NOTES are quoted sentences: what is left out of the build, and what would bring it back.
 ALL :=
 CHECKS :=
+INSTALLS :=
 NOTES :=
 
 -include lib/build.mk
@@ -57,7 +66,18 @@ NOTES :=
 -include tests/build.mk
 
 all: $(ALL)
-	@$(foreach n,$(NOTES),printf '  %-8s%s\n' NOTE $(n);)
+	@$(if $(NOTES),printf '  NOTE    %s\n' $(NOTES))
+
+# What these need may not be installed yet, and make looks for it when it starts: hence a second make.
+demo:
+	$(Q)tests/deps base
+	$(Q)$(MAKE) --no-print-directory demo-run
+
+check:
+	$(Q)tests/deps base peers check kmod bpf python
+	$(Q)$(MAKE) --no-print-directory check-run
+
+install: $(INSTALLS)
 
 clean:
 	$(call say,CLEAN,$(B))

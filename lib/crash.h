@@ -19,16 +19,16 @@ __attribute__((visibility("default"))) void sluice_crash_arm(const char *name, u
 __attribute__((visibility("default"))) const char *const *sluice_crash_names(void);
 void sluice_crash_hit(const struct sluice_crash_point *p);
 
-#define CRASH_POINT(n)                                                                   \
-	do {                                                                             \
-		static const struct sluice_crash_point point_                            \
-			__attribute__((used, section("sluice_crash"))) = {n};            \
-		sluice_crash_hit(&point_);                                               \
+#define CRASH_POINT(n)                                                        \
+	do {                                                                  \
+		static const struct sluice_crash_point point_                 \
+			__attribute__((used, section("sluice_crash"))) = {n}; \
+		sluice_crash_hit(&point_);                                    \
 	} while (0)
 
 #else
-#define CRASH_POINT(n)                                                                   \
-	do {                                                                             \
+#define CRASH_POINT(n) \
+	do {           \
 	} while (0)
 #endif
 

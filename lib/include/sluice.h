@@ -40,7 +40,7 @@ extern "C" {
 #define SLUICE_MAX_CAPACITY  16384
 #define SLUICE_MAX_TENSORS   4096
 #define SLUICE_MAX_BLOBS     64
-#define SLUICE_MAX_DIMS      32
+#define SLUICE_MAX_DIMS	     32
 #define SLUICE_LABEL_LEN     32
 
 struct sluice_arena;
@@ -82,22 +82,22 @@ void sluice_log_set(sluice_log_fn fn, void *arg, enum sluice_log_level max);
 /* ------------------------------------------------------------------ arenas */
 
 enum sluice_backend {
-	SLUICE_BACKEND_AUTO,  /* /dev/sluice when it is usable, else memfd; $SLUICE_BACKEND decides */
+	SLUICE_BACKEND_AUTO, /* /dev/sluice where usable, else memfd; or $SLUICE_BACKEND */
 	SLUICE_BACKEND_MEMFD, /* no module, no privileges */
-	SLUICE_BACKEND_KMOD,  /* the kernel module */
+	SLUICE_BACKEND_KMOD, /* the kernel module */
 };
 
 enum sluice_role {
-	SLUICE_ROLE_RW,       /* produces and consumes */
+	SLUICE_ROLE_RW, /* produces and consumes */
 	SLUICE_ROLE_CONSUMER, /* data region read-only: can consume and release, not produce */
 };
 
 enum sluice_arena_flags {
-	SLUICE_ARENA_HUGE_REQUIRED = 1 << 0, /* -ENOMEM unless every byte of data is on huge pages */
-	SLUICE_ARENA_NO_HUGE = 1 << 1,       /* 4 KiB pages only */
-	SLUICE_ARENA_NO_HUGETLB = 1 << 2,    /* do not take pages from the hugetlb pool */
-	SLUICE_ARENA_BIND_NODE = 1 << 3,     /* .numa_node is meant */
-	SLUICE_ARENA_POISON = 1 << 4,        /* debugging: fill freed extents with 0xdb */
+	SLUICE_ARENA_HUGE_REQUIRED = 1 << 0, /* -ENOMEM unless all data is on huge pages */
+	SLUICE_ARENA_NO_HUGE = 1 << 1, /* 4 KiB pages only */
+	SLUICE_ARENA_NO_HUGETLB = 1 << 2, /* do not take pages from the hugetlb pool */
+	SLUICE_ARENA_BIND_NODE = 1 << 3, /* .numa_node is meant */
+	SLUICE_ARENA_POISON = 1 << 4, /* debugging: fill freed extents with 0xdb */
 };
 
 /**
@@ -398,11 +398,11 @@ int sluice_event_fd(struct sluice_arena *a);
 /* ------------------------------------------------------------------ channels */
 
 enum sluice_channel_flags {
-	SLUICE_CHANNEL_PRODUCE = 1 << 0,   /* this endpoint publishes */
-	SLUICE_CHANNEL_CONSUME = 1 << 1,   /* this endpoint receives */
+	SLUICE_CHANNEL_PRODUCE = 1 << 0, /* this endpoint publishes */
+	SLUICE_CHANNEL_CONSUME = 1 << 1, /* this endpoint receives */
 	SLUICE_CHANNEL_KEEP_OPEN = 1 << 2, /* no end of stream when the last producer leaves */
-	SLUICE_CHANNEL_NO_SPIN = 1 << 3,   /* this endpoint sleeps at once */
-	SLUICE_CHANNEL_POLL = 1 << 4,      /* this endpoint does without io_uring */
+	SLUICE_CHANNEL_NO_SPIN = 1 << 3, /* this endpoint sleeps at once */
+	SLUICE_CHANNEL_POLL = 1 << 4, /* this endpoint does without io_uring */
 };
 
 /**
@@ -827,6 +827,13 @@ struct sluice_batch_info {
 	uint64_t tag;
 };
 
+/**
+ * sluice_batch_info - read the facts about a batch
+ * @b: a held batch, or one being written
+ * @info: filled up to info->sz
+ *
+ * Return: 0, or -EINVAL.
+ */
 int sluice_batch_info(const struct sluice_batch *b, struct sluice_batch_info *info);
 
 /**

@@ -65,9 +65,28 @@ install-lib: lib
 	$(Q)cp -P $(B)/lib/$(LIB_SONAME) $(B)/lib/libsluice.so $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 644 $(B)/lib/sluice.pc $(DESTDIR)$(LIBDIR)/pkgconfig
 
+$(B)/man/man3/libsluice.3: lib/include/sluice.h lib/man.py Makefile
+	$(call say,MAN,$(@D))
+	$(Q)python3 lib/man.py $< $(VERSION) $(@D) libsluice
+
+.PHONY: man install-man
+man: $(B)/man/man3/libsluice.3
+
+install-man: man
+	$(call say,INSTALL,$(DESTDIR)$(MANDIR)/man3/libsluice.3)
+	$(Q)install -d $(DESTDIR)$(MANDIR)/man3
+	$(Q)install -m 644 $(B)/man/man3/*.3 $(DESTDIR)$(MANDIR)/man3
+
 ifneq ($(call have_header,liburing.h),)
 ALL += lib
 INSTALLS += install-lib
 else
 NOTES += "the library needs liburing.h (Debian: apt-get install liburing-dev) and is left out"
+endif
+
+ifneq ($(shell command -v python3),)
+ALL += man
+INSTALLS += install-man
+else
+NOTES += "manual pages need python3 (Debian: apt-get install python3) and are left out"
 endif

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+
+# ------------------------------------------------------------------ the kernel's test harness
+
+# The oldest kernel source that there is: the harness only ever grew.
+KSELFTEST_TAR := $(firstword $(sort $(wildcard /usr/src/linux-source-*.tar.xz)))
+KSELFTEST := $(B)/include/kselftest_harness.h
+
+$(KSELFTEST):
+	$(call say,GEN,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)[ -n "$(KSELFTEST_TAR)" ] || { echo "$@ comes from Debian's package linux-source, \
+	which is not installed." >&2; exit 1; }
+	$(Q)tar -xJf $(KSELFTEST_TAR) -C $(@D) --strip-components=4 --occurrence=1 --touch \
+		$(addprefix $(notdir $(KSELFTEST_TAR:.tar.xz=))/tools/testing/selftests/, \
+		kselftest.h kselftest_harness.h)
+
+# ------------------------------------------------------------------ suites of the library
+
+# tests/lib/test_NAME.c is a program; it is linked with each variant of the library.
+TEST_SUITES := $(patsubst tests/lib/test_%.c,%,$(wildcard tests/lib/test_*.c))
+TEST_FLAGS = $(ALL_CPPFLAGS) -isystem $(B)/include -Ilib $(ALL_CFLAGS)
+
+define test_variant
+$(B)/test/$(1)/%.o: tests/lib/%.c tests/build.mk | $(KSELFTEST)
+	$$(call say,CC,$$@)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(TEST_FLAGS) $$(LIB_FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
+
+$(B)/test/$(1)/%: $(B)/test/$(1)/test_%.o $(B)/test/$(1)/util.o $(B)/$(1)/libsluice.a
+	$$(call say,LD,$$@)
+	$$(Q)$$(CC) $$(ALL_CFLAGS) $$(LIB_FLAGS_$(1)) $$(LDFLAGS) -o $$@ $$^ $$(LIB_LIBS)
+
+.PRECIOUS: $(B)/test/$(1)/%.o
+-include $(TEST_SUITES:%=$(B)/test/$(1)/test_%.d) $(B)/test/$(1)/util.d
+endef
+$(foreach v,$(LIB_VARIANTS),$(eval $(call test_variant,$(v))))
+test_programs = $(addprefix $(B)/test/$(1)/,$(2))
+
+# ------------------------------------------------------------------ stages
+
+.PHONY: check-run check-tree
+check-run:
+	$(Q)MAKE="$(MAKE)" tests/check $(CHECKS)
+
+# What the tree, the build, the installation and the manual must be like.
+check-tree: all
+	$(Q)tests/prove tree tests/tree
+
+CHECKS := check-tree $(CHECKS)

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
+/*
+ * sluice pump: one walk makes a list of files; producer processes, forked with the list, take files
+ * from it one by one, read them into parcels and send these; the consumer verifies and counts.
+ */
+#ifndef SLUICE_TOOLS_PUMP_H
+#define SLUICE_TOOLS_PUMP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include <sluice.h>
+
+#define PUMP_MAX_PRODUCERS 64
+
+/* ------------------------------------------------------------------ what to do */
+
+struct pump_opts {
+	uint64_t producers;
+	uint64_t batch_bytes;
+	uint64_t arena_bytes;
+	uint64_t max_bytes; /* of files; the walk stops there */
+	const char *manifest;
+	bool json;
+};
+
+/* ------------------------------------------------------------------ files and what befell them */
+
+enum trouble {
+	TROUBLE_NONE,
+	TROUBLE_UNREADABLE, /* open or read failed; detail is the errno */
+	TROUBLE_VANISHED, /* was there during the walk */
+	TROUBLE_NOT_REGULAR, /* became something else after the walk */
+	TROUBLE_GREW, /* verified as far as its size when it was opened; detail is the new size */
+	TROUBLE_SHRANK, /* verified as far as it went; detail is the new size */
+	TROUBLE_CHANGED, /* same size, written to while it was read */
+	TROUBLE_MISMATCH, /* what arrived is not what was read */
+	TROUBLE_LOST, /* its producer died with it; detail is the producer */
+	TROUBLE_NOT_READ, /* no producer was left to read it */
+};
+
+/* A file that was read is one that can be verified, whatever else befell it. */
+static inline bool trouble_was_read(enum trouble t)
+{
+	return t == TROUBLE_NONE || t == TROUBLE_GREW || t == TROUBLE_SHRANK ||
+	       t == TROUBLE_CHANGED;
+}
+
+struct pump_file {
+	const char *path;
+	uint64_t size; /* during the walk; of what was verified later */
+	uint64_t hash;
+	uint64_t detail; /* of the trouble */
+	uint8_t trouble;
+	bool done; /* the last part arrived, or a trouble instead */
+	bool verified;
+};
+
+/* A directory or file that the walk could not enter. */
+struct pump_unwalked {
+	char *path;
+	int err;
+};
+
+struct pump_list {
+	struct pump_file *file;
+	uint32_t files;
+	uint32_t room;
+	uint64_t bytes;
+	struct pump_unwalked *unwalked;
+	uint32_t unwalked_count;
+	uint64_t skipped; /* symbolic links, devices, sockets, FIFOs */
+	bool cut; /* .max_bytes ended the walk */
+};
+
+int list_walk(struct pump_list *l, char **operands, uint64_t max_bytes);
+/* Forgets what the last transport did with the files. */
+void list_reset(struct pump_list *l);
+void list_free(struct pump_list *l);
+
+/* Read everything once, so that the page cache is as warm for the first transport as for the last. */
+void list_warm(const struct pump_list *l);
+
+/* Shared by parent and producers, and small. */
+struct pump_shared {
+	_Atomic uint32_t next; /* file that nobody has taken yet */
+	_Atomic uint16_t taken[]; /* by file: 1 + producer */
+};
+
+/* ------------------------------------------------------------------ parcels */
+
+/*
+ * What travels: the bytes of parts, and an index with one record for each.  A file is one part or
+ * several, in order, all from one producer.
+ */
+enum part_flags {
+	PART_LAST =
+		1 << 0, /* of its file; .hash is that of the whole file as the producer read it */
+	PART_END = 1 << 1, /* no file: the producer has nothing more to send */
+};
+
+struct part {
+	uint32_t file; /* place in the list */
+	uint16_t producer; /* who read it */
+	uint8_t flags;
+	uint8_t trouble;
+	uint64_t offset; /* of this part in the file */
+	uint64_t bytes; /* that are valid */
+	uint64_t size; /* of the file when it was opened */
+	uint64_t hash;
+	uint64_t detail;
+	uint32_t name_len; /* the name follows, padded to 8 bytes */
+	uint32_t reserved;
+};
+
+#define PARCEL_MAX_PARTS   1024U
+#define PARCEL_INDEX_BYTES (64U << 10)
+
+/* As a consumer sees it.  All of this may be damaged: look before use. */
+struct parcel {
+	const void *index;
+	uint64_t index_bytes;
+	unsigned int parts;
+	void *from; /* the carrier's own */
+};
+
+/* ------------------------------------------------------------------ carriers */
+
+struct carrier;
+
+struct carrier_ops {
+	const char *name;
+	/* In the parent, before and after the fork. */
+	int (*open)(struct carrier *c, const struct pump_opts *o);
+	int (*forked)(struct carrier *c);
+	/* In a producer. */
+	int (*join)(struct carrier *c, unsigned int producer);
+	int (*begin)(struct carrier *c);
+	void *(*part)(struct carrier *c,
+		      uint64_t bytes); /* NULL: errno, and the sentence is kept */
+	int (*send)(struct carrier *c, const void *index, uint64_t bytes);
+	void (*leave)(struct carrier *c);
+	/* In the consumer.  next: -ETIMEDOUT, -ENODATA when no more can come. */
+	int (*next)(struct carrier *c, struct parcel *p, uint64_t timeout_ns);
+	int (*data)(struct carrier *c, const struct parcel *p, unsigned int part, const void **data,
+		    uint64_t *bytes);
+	void (*release)(struct carrier *c, struct parcel *p);
+	void (*close)(struct carrier *c);
+	/* One sentence about the last failure of any of these. */
+	const char *(*sentence)(struct carrier *c);
+};
+
+struct carrier {
+	const struct carrier_ops *ops;
+	void *own;
+};
+
+extern const struct carrier_ops carrier_arena;
+extern const struct carrier_ops carrier_pipe;
+
+/* ------------------------------------------------------------------ the two sides */
+
+/* Runs in a process of its own.  Return: the exit status of the process. */
+int pump_produce(struct carrier *c, const struct pump_list *l, struct pump_shared *shared,
+		 unsigned int producer, const struct pump_opts *o);
+
+struct producer {
+	pid_t pid;
+	bool gone; /* reaped */
+	bool ended; /* sent PART_END */
+	int status; /* as of waitpid() */
+};
+
+struct pump_result {
+	uint64_t verified;
+	uint64_t bytes;
+	uint64_t mismatches;
+	uint64_t parcels;
+	uint64_t damaged; /* records that made no sense */
+	double seconds;
+	double cpu_seconds;
+	double open_seconds; /* to set the carrier up; not in .seconds */
+	unsigned int died;
+	struct producer producer[PUMP_MAX_PRODUCERS];
+};
+
+/* Forks the producers, consumes, reaps.  Return: 0 or a negative errno; files say what befell them. */
+int pump_run(const struct carrier_ops *ops, struct pump_list *l, const struct pump_opts *o,
+	     struct pump_result *res);
+
+struct progress;
+struct progress *progress_begin(const char *what, uint64_t bytes, bool quiet);
+void progress_show(struct progress *p, uint64_t bytes);
+void progress_end(struct progress *p);
+
+#endif

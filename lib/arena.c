@@ -36,10 +36,11 @@ int opts_copy(void *to, size_t size, const void *from, const char *name)
 				   size);
 	for (size_t i = size; i < given; i++)
 		if (((const uint8_t *)from)[i])
-			return sluice_fail(EINVAL,
-					   "%s.sz: %zu bytes with fields that are set and not known "
-					   "to this library, which has %zu",
-					   name, given, size);
+			return sluice_fail(
+				EINVAL,
+				"%s.sz: %zu bytes with fields that are set and not known "
+				"to this library, which has %zu",
+				name, given, size);
 	memcpy(to, from, min_u64(given, size));
 	return 0;
 }
@@ -59,7 +60,8 @@ int arena_check(const struct sluice_arena *a)
 /* A page that reads 0 in a forked child: no system call is needed to notice a fork. */
 static const uint8_t *alive_page(void)
 {
-	uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint8_t *page =
+		mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (page == MAP_FAILED)
 		return NULL;
@@ -134,8 +136,8 @@ static int choose_backend(uint32_t asked, const struct sluice_backend_ops **ops)
 	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
 		const struct sluice_backend_ops *b = backends[i];
 
-		if (asked == SLUICE_BACKEND_AUTO ? env && *env && strcmp(env, b->name) :
-						   asked != b->id)
+		if (asked == SLUICE_BACKEND_AUTO ? env && *env && strcmp(env, b->name)
+						 : asked != b->id)
 			continue;
 		err = b->usable();
 		if (!err) {
@@ -181,11 +183,12 @@ static int header_init(struct shm_header *h, const struct sluice_arena_opts *o)
 	h->control_bytes = (h->control_bytes + 4095) & ~4095ULL;
 	limit = h->data_bytes / 1000 + (1 << 20);
 	if (h->control_bytes > limit || h->nblocks + SHM_NALIAS > MAX_LEASES)
-		return sluice_fail(EINVAL,
-				   "arena: blocks of %llu bytes need a control region of %llu bytes, "
-				   "above 0.1 %% of the data + 1 MiB (%llu): take larger blocks",
-				   (unsigned long long)block, (unsigned long long)h->control_bytes,
-				   (unsigned long long)limit);
+		return sluice_fail(
+			EINVAL,
+			"arena: blocks of %llu bytes need a control region of %llu bytes, "
+			"above 0.1 %% of the data + 1 MiB (%llu): take larger blocks",
+			(unsigned long long)block, (unsigned long long)h->control_bytes,
+			(unsigned long long)limit);
 	h->flags = o->flags;
 	h->numa_node = o->flags & SLUICE_ARENA_BIND_NODE ? o->numa_node : -1;
 	h->creator_pid = (uint32_t)getpid();
@@ -278,20 +281,21 @@ static int header_check(const struct sluice_arena *a)
 	    h->data_bytes != a->region.data_bytes || h->control_bytes > a->region.control_bytes ||
 	    h->control_bytes <
 		    SHM_LEASES_OFF + (h->nblocks + SHM_NALIAS) * sizeof(struct shm_lease))
-		return sluice_fail(EUCLEAN,
-				   "arena %016llx: its header is damaged (%llu blocks, control %llu, "
-				   "data %llu bytes; mapped %llu and %llu)",
-				   (unsigned long long)h->arena_id, (unsigned long long)h->nblocks,
-				   (unsigned long long)h->control_bytes,
-				   (unsigned long long)h->data_bytes,
-				   (unsigned long long)a->region.control_bytes,
-				   (unsigned long long)a->region.data_bytes);
+		return sluice_fail(
+			EUCLEAN,
+			"arena %016llx: its header is damaged (%llu blocks, control %llu, "
+			"data %llu bytes; mapped %llu and %llu)",
+			(unsigned long long)h->arena_id, (unsigned long long)h->nblocks,
+			(unsigned long long)h->control_bytes, (unsigned long long)h->data_bytes,
+			(unsigned long long)a->region.control_bytes,
+			(unsigned long long)a->region.data_bytes);
 	if (a->ops->id == SLUICE_BACKEND_MEMFD && h->pid_ns && !stat("/proc/self/ns/pid", &st) &&
 	    st.st_ino != h->pid_ns)
-		return sluice_fail(EXDEV,
-				   "arena %016llx: its peers live in another pid namespace, where the "
-				   "memfd backend cannot watch them: use the kernel module",
-				   (unsigned long long)h->arena_id);
+		return sluice_fail(
+			EXDEV,
+			"arena %016llx: its peers live in another pid namespace, where the "
+			"memfd backend cannot watch them: use the kernel module",
+			(unsigned long long)h->arena_id);
 	return 0;
 }
 
@@ -444,8 +448,8 @@ int sluice_arena_send(struct sluice_arena *a, int sock, enum sluice_role role)
 	if (own >= 0)
 		close(own);
 	return err ? sluice_fail(err, "arena %016llx: cannot be sent over descriptor %d: %s",
-				 (unsigned long long)a->hdr.arena_id, sock, strerror(err)) :
-		     0;
+				 (unsigned long long)a->hdr.arena_id, sock, strerror(err))
+		   : 0;
 }
 
 int sluice_arena_recv(struct sluice_arena **out, int sock, enum sluice_role role)
@@ -471,7 +475,8 @@ int sluice_arena_recv(struct sluice_arena **out, int sock, enum sluice_role role
 		n = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
 	} while (n < 0 && errno == EINTR);
 	if (n < 0)
-		return sluice_fail(errno, "descriptor %d: no arena came: %s", sock, strerror(errno));
+		return sluice_fail(errno, "descriptor %d: no arena came: %s", sock,
+				   strerror(errno));
 	for (c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
 			continue;

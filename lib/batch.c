@@ -56,11 +56,11 @@ static int manifest_read(struct sluice_batch *b)
 	uint64_t at = (uint64_t)ld_rlx(&b->a->leases[b->extent].manifest) * MANIFEST_UNIT;
 
 	if (at >= b->extent_bytes)
-		return sluice_fail(EBADMSG,
-				   "batch at block %u: its manifest stands at %llu, outside its %llu "
-				   "bytes",
-				   b->extent, (unsigned long long)at,
-				   (unsigned long long)b->extent_bytes);
+		return sluice_fail(
+			EBADMSG,
+			"batch at block %u: its manifest stands at %llu, outside its %llu "
+			"bytes",
+			b->extent, (unsigned long long)at, (unsigned long long)b->extent_bytes);
 	return sluice_manifest_decode(&b->manifest, b->base + at, b->extent_bytes - at, at);
 }
 
@@ -122,11 +122,12 @@ static int begin_check(struct sluice_channel *ch, struct sluice_batch_opts *o, u
 				   o->align);
 	*need = sluice_manifest_room(o->tensors, o->align) + MANIFEST_UNIT;
 	if (o->bytes > a->hdr.data_bytes || *need + o->bytes > a->hdr.data_bytes)
-		return sluice_fail(E2BIG,
-				   "batch: %llu bytes and %llu for the description of %u tensors can "
-				   "never fit the arena's %llu",
-				   (unsigned long long)o->bytes, (unsigned long long)*need,
-				   o->tensors, (unsigned long long)a->hdr.data_bytes);
+		return sluice_fail(
+			E2BIG,
+			"batch: %llu bytes and %llu for the description of %u tensors can "
+			"never fit the arena's %llu",
+			(unsigned long long)o->bytes, (unsigned long long)*need, o->tensors,
+			(unsigned long long)a->hdr.data_bytes);
 	*need = (*need + o->bytes + (1ULL << a->hdr.block_shift) - 1) >> a->hdr.block_shift;
 	return 0;
 }
@@ -345,7 +346,8 @@ int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint
 	if (err)
 		return err;
 	if (ld_rlx(&b->refs) != 1)
-		return sluice_fail(EBUSY, "batch at block %u: %u local references, forwarding needs 1",
+		return sluice_fail(EBUSY,
+				   "batch at block %u: %u local references, forwarding needs 1",
 				   b->extent, ld_rlx(&b->refs));
 	err = lease_publish(ch, b->lease, &b->word, timeout_ns);
 	if (err)

@@ -225,8 +225,8 @@ static int endpoint_new(struct sluice_channel **out, struct sluice_arena *a, con
 
 	err = lock_take(a, SLUICE_FOREVER);
 	if (!err) {
-		int found = create ? channel_init(ch, o.capacity ? o.capacity : DEFAULT_CAPACITY) :
-				     channel_find(a, name);
+		int found = create ? channel_init(ch, o.capacity ? o.capacity : DEFAULT_CAPACITY)
+				   : channel_find(a, name);
 
 		err = found < 0 ? found : 0;
 		if (found == -ENOENT && !create)

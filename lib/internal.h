@@ -95,7 +95,7 @@ struct sluice_backend_ops;
 /* What this process watches of another peer. */
 struct peer_watch {
 	uint64_t word; /* of the peer that is watched; 0 = nobody */
-	int pidfd;     /* -1 when the backend needs none */
+	int pidfd; /* -1 when the backend needs none */
 };
 
 struct sluice_arena {
@@ -125,8 +125,9 @@ struct sluice_arena {
 	/* Watching the others. */
 	pthread_mutex_t watch_lock;
 	struct peer_watch watch[SLUICE_MAX_PEERS];
-	int watch_fd;	    /* polls readable when a peer may have died */
+	int watch_fd; /* polls readable when a peer may have died */
 	shm_u32 joins_seen; /* private; atomic because threads share the handle */
+	shm_u32 missed; /* a watch was closed on a peer that others recovered */
 	shm_u64 last_look_ns;
 	uint64_t events_seen;
 
@@ -157,8 +158,8 @@ struct sluice_backend_ops {
 	int (*watch)(struct sluice_arena *a, unsigned int slot, uint64_t word);
 	void (*unwatch)(struct sluice_arena *a, unsigned int slot);
 	/* call dead() for each watched peer that died */
-	void (*collect)(struct sluice_arena *a,
-			void (*dead)(unsigned int slot, void *arg), void *arg);
+	void (*collect)(struct sluice_arena *a, void (*dead)(unsigned int slot, void *arg),
+			void *arg);
 	/* is this watched peer dead, asked without sleeping? */
 	bool (*is_dead)(struct sluice_arena *a, unsigned int slot);
 	/* signal and exit code of a dead peer; untouched where the kernel does not tell */
@@ -172,8 +173,8 @@ extern const struct sluice_backend_ops sluice_backend_kmod;
 enum sleep_mode {
 	SLEEP_UNSET,
 	SLEEP_URING_FUTEX, /* IORING_OP_FUTEX_WAIT on the bell, and a poll of watch_fd */
-	SLEEP_URING_POLL,  /* polls of the bell's descriptor and of watch_fd */
-	SLEEP_POLL,	   /* the same with poll(2) */
+	SLEEP_URING_POLL, /* polls of the bell's descriptor and of watch_fd */
+	SLEEP_POLL, /* the same with poll(2) */
 };
 
 struct sleeper; /* sleep.c: the io_uring and what is armed in it */
@@ -181,7 +182,7 @@ struct sleeper; /* sleep.c: the io_uring and what is armed in it */
 struct sluice_channel {
 	struct sluice_arena *a;
 	struct sluice_channel *next_open;
-	unsigned int index;  /* of the channel */
+	unsigned int index; /* of the channel */
 	unsigned int number; /* of the endpoint */
 	uint32_t flags;
 	struct shm_channel *shm;
@@ -216,10 +217,10 @@ struct sluice_batch {
 	struct sluice_channel *ch; /* while it is being written */
 	struct sluice_batch *next; /* in the pool */
 	enum batch_state state;
-	shm_u32 refs;	 /* local references */
-	uint32_t lease;	 /* the lease that this process owns */
+	shm_u32 refs; /* local references */
+	uint32_t lease; /* the lease that this process owns */
 	uint32_t extent; /* the lease of the extent: the same, or the alias' parent */
-	uint64_t word;	 /* of the lease as owned */
+	uint64_t word; /* of the lease as owned */
 	uint8_t *base;
 	uint64_t extent_bytes;
 	uint64_t payload_room; /* while it is being written */
@@ -244,9 +245,9 @@ static inline bool slot_ok(unsigned int slot)
 /* peer.c */
 int peer_join(struct sluice_arena *a);
 void peer_leave(struct sluice_arena *a);
-void peer_watch_all(struct sluice_arena *a);	 /* watch peers that joined since */
-void peer_collect(struct sluice_arena *a);	 /* recover those that died */
-void peer_look(struct sluice_arena *a);		 /* the same, at most every 50 ms */
+void peer_watch_all(struct sluice_arena *a); /* watch peers that joined since */
+void peer_collect(struct sluice_arena *a); /* recover those that died */
+void peer_look(struct sluice_arena *a); /* the same, at most every 50 ms */
 bool peer_gone(struct sluice_arena *a, unsigned int slot); /* dead, or no peer at all */
 uint64_t peer_start_time(uint32_t pid);
 
@@ -299,6 +300,7 @@ bool map_clear(shm_u64 *map, unsigned int n);
 bool wake_one(struct sluice_arena *a, shm_u64 *map, uint64_t fits, struct shm_stats *st);
 void wake_all(struct sluice_arena *a, shm_u64 *map);
 void wake_everybody(struct sluice_arena *a);
+void wake_ourselves(struct sluice_arena *a);
 bool sleep_spin(struct sluice_channel *ch, bool (*ready)(struct sluice_channel *), uint64_t until);
 void sleep_prepare(struct sluice_channel *ch, shm_u64 *map);
 int sleep_wait(struct sluice_channel *ch, uint64_t deadline);

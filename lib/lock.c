@@ -16,7 +16,7 @@
 #define LOCK_WAITERS	  0x80000000u
 #define LOCK_SPINS	  100
 #define LOCK_LOOK_NS	  10000000ull /* how often a waiter looks whether the holder lives */
-#define LOCK_NOWAIT_LOOKS 10	      /* what "do not wait" waits at most: 100 ms of a stopped holder */
+#define LOCK_NOWAIT_LOOKS 10 /* what "do not wait" waits at most: 100 ms of a stopped holder */
 
 static bool lock_try(shm_u32 *lock, uint32_t from, uint32_t to)
 {
@@ -86,15 +86,14 @@ int lock_take(struct sluice_arena *a, uint64_t deadline)
 		slot = (seen & ~LOCK_WAITERS) - 1;
 		if (slot != a->slot && peer_gone(a, slot) && lock_take_over(a, seen))
 			return 0;
-		if (deadline == 0 ? ++looks >= LOCK_NOWAIT_LOOKS :
-				    deadline != SLUICE_FOREVER && now_ns() >= deadline)
-			return sluice_fail(deadline ? ETIMEDOUT : EAGAIN,
-					   "allocator lock: held by peer %u (pid %u), which runs no "
-					   "further: is it stopped?",
-					   slot_ok(slot) ? peer_id(ld_rlx(&a->peers[slot].word)) :
-							   0,
-					   slot_ok(slot) ? peer_pid(ld_rlx(&a->peers[slot].word)) :
-							   0);
+		if (deadline == 0 ? ++looks >= LOCK_NOWAIT_LOOKS
+				  : deadline != SLUICE_FOREVER && now_ns() >= deadline)
+			return sluice_fail(
+				deadline ? ETIMEDOUT : EAGAIN,
+				"allocator lock: held by peer %u (pid %u), which runs no "
+				"further: is it stopped?",
+				slot_ok(slot) ? peer_id(ld_rlx(&a->peers[slot].word)) : 0,
+				slot_ok(slot) ? peer_pid(ld_rlx(&a->peers[slot].word)) : 0);
 	}
 }
 

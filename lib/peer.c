@@ -126,8 +126,10 @@ static bool watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
 	int err;
 
 	if (w->word && !same_peer(w->word, word)) {
+		/* It died, and others recovered it: for this process that is its death. */
 		a->ops->unwatch(a, slot);
 		w->word = 0;
+		st_rlx(&a->missed, 1);
 	}
 	if (w->word || peer_state(word) == PEER_FREE || slot == a->slot)
 		return false;
@@ -149,19 +151,27 @@ struct dead_list {
 	uint64_t word[SLUICE_MAX_PEERS];
 };
 
+/*
+ * One thread took the notice of a death; another may sleep with its bit cleared by the dead peer,
+ * which did not come to ring it.
+ */
 static void recover_list(struct sluice_arena *a, const struct dead_list *dead)
 {
 	for (unsigned int i = 0; i < dead->n; i++)
 		recover_peer(a, dead->slot[i], dead->word[i]);
+	if (dead->n)
+		wake_ourselves(a);
 }
 
 void peer_watch_all(struct sluice_arena *a)
 {
 	uint32_t joins = atomic_load_explicit(&a->root->joins, memory_order_seq_cst);
-	struct dead_list dead = {0};
+	struct dead_list dead;
+	uint32_t missed;
 
 	if (joins == ld_rlx(&a->joins_seen))
 		return;
+	dead.n = 0;
 	pthread_mutex_lock(&a->watch_lock);
 	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++) {
 		uint64_t word = ld_acq(&a->peers[i].word);
@@ -172,8 +182,11 @@ void peer_watch_all(struct sluice_arena *a)
 		}
 	}
 	st_rlx(&a->joins_seen, joins);
+	missed = atomic_exchange_explicit(&a->missed, 0, memory_order_relaxed);
 	pthread_mutex_unlock(&a->watch_lock);
 	recover_list(a, &dead);
+	if (missed)
+		wake_ourselves(a);
 }
 
 struct collect {

@@ -125,8 +125,9 @@ void recover_peer(struct sluice_arena *a, unsigned int slot, uint64_t word)
 		mine = peer_word(PEER_RECOVERING, a->slot, peer_pid(w), peer_id(w));
 		if (cas_sc(&a->peers[slot].word, w, mine)) {
 			CRASH_POINT("recover_claimed");
-			sluice_log(SLUICE_LOG_INFO, "peer %u (pid %u) is dead: taking back what it had",
-				   peer_id(w), peer_pid(w));
+			sluice_log(SLUICE_LOG_INFO,
+				   "peer %u (pid %u) is dead: taking back what it had", peer_id(w),
+				   peer_pid(w));
 			slot_recover(a, slot, mine, true);
 			return;
 		}

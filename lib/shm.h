@@ -43,7 +43,7 @@ struct shm_header {
 	uint64_t huge_bytes;
 	uint64_t huge_page_bytes;
 	uint64_t create_ns;
-	uint64_t pid_ns;   /* inode of the creator's pid namespace */
+	uint64_t pid_ns; /* inode of the creator's pid namespace */
 	uint64_t data_dev; /* identity of the data memfd */
 	uint64_t data_ino;
 	int32_t data_fd; /* its number in the creator, a hint for those who inherit */
@@ -53,9 +53,9 @@ struct shm_header {
 
 /* The arena's own words, each group on a cache line of its own. */
 struct shm_root {
-	_Alignas(SHM_LINE) shm_u32 lock;  /* allocator lock, see lock.c */
+	_Alignas(SHM_LINE) shm_u32 lock; /* allocator lock, see lock.c */
 	_Alignas(SHM_LINE) shm_u32 rover; /* under the lock: where the next search starts */
-	shm_u32 alias_rover;		  /* likewise, among the aliases */
+	shm_u32 alias_rover; /* likewise, among the aliases */
 	_Alignas(SHM_LINE) shm_u64 next_peer_id;
 	shm_u32 joins; /* grows when a peer joins: others open a watch on it */
 	_Alignas(SHM_LINE) shm_u64 space_sleepers[SHM_MAP_WORDS];
@@ -128,18 +128,18 @@ struct shm_stats {
 #define SHM_NSTATS (sizeof(struct shm_stats) / sizeof(uint64_t))
 
 enum shm_bell_kind {
-	BELL_FUTEX,  /* FUTEX_WAKE on .bell */
+	BELL_FUTEX, /* FUTEX_WAKE on .bell */
 	BELL_SOCKET, /* a byte to the abstract AF_UNIX datagram socket .bell_name */
-	BELL_KMOD,   /* a record to the kernel's bell .bell_name */
+	BELL_KMOD, /* a record to the kernel's bell .bell_name */
 };
 
 struct shm_endpoint {
 	_Alignas(SHM_LINE) shm_u64 word; /* state:4 | flags:4 | peer:12 | channel:8 */
-	shm_u64 ticket;			 /* order of going to sleep */
-	shm_u32 need;			 /* blocks that it waits for in space_sleepers */
+	shm_u64 ticket; /* order of going to sleep */
+	shm_u32 need; /* blocks that it waits for in space_sleepers */
 	shm_u32 bell_kind;
-	shm_u64 bell_name;		     /* 5 hex digits of the socket, or the kernel's bell id */
-	_Alignas(SHM_LINE) shm_u32 bell;     /* 1 = rung */
+	shm_u64 bell_name; /* 5 hex digits of the socket, or the kernel's bell id */
+	_Alignas(SHM_LINE) shm_u32 bell; /* 1 = rung */
 	_Alignas(SHM_LINE) struct shm_stats stats;
 };
 
@@ -193,12 +193,12 @@ struct shm_channel {
 
 /* One for each block of the data region, then SHM_NALIAS aliases. */
 struct shm_lease {
-	shm_u64 word;	  /* the truth, see below */
+	shm_u64 word; /* the truth, see below */
 	shm_u64 since_ns; /* when it last changed hands, CLOCK_MONOTONIC_COARSE */
-	shm_u32 nblocks;  /* of a run's head, under the lock; 0 for an alias */
+	shm_u32 nblocks; /* of a run's head, under the lock; 0 for an alias */
 	shm_u32 naliases; /* of a parent, under the lock */
 	shm_u32 manifest; /* where the manifest stands in the extent, in units of 64 bytes */
-	shm_u32 parent;	  /* of an alias */
+	shm_u32 parent; /* of an alias */
 };
 
 /* state:3 | shared:1 | owner:12 | channel:8 | gen:40 */
@@ -299,11 +299,10 @@ struct shm_event {
 #define SHM_ROOT_OFF	  4096
 #define SHM_PEERS_OFF	  8192
 #define SHM_ENDPOINTS_OFF (SHM_PEERS_OFF + SLUICE_MAX_PEERS * sizeof(struct shm_peer))
-#define SHM_CHANNELS_OFF                                                                           \
-	(SHM_ENDPOINTS_OFF + SLUICE_MAX_ENDPOINTS * sizeof(struct shm_endpoint))
-#define SHM_EVENTS_OFF (SHM_CHANNELS_OFF + SLUICE_MAX_CHANNELS * sizeof(struct shm_channel))
-#define SHM_CELLS_OFF  (SHM_EVENTS_OFF + SHM_NEVENTS * sizeof(struct shm_event))
-#define SHM_LEASES_OFF (SHM_CELLS_OFF + SHM_NCELLS * sizeof(uint64_t))
+#define SHM_CHANNELS_OFF  (SHM_ENDPOINTS_OFF + SLUICE_MAX_ENDPOINTS * sizeof(struct shm_endpoint))
+#define SHM_EVENTS_OFF	  (SHM_CHANNELS_OFF + SLUICE_MAX_CHANNELS * sizeof(struct shm_channel))
+#define SHM_CELLS_OFF	  (SHM_EVENTS_OFF + SHM_NEVENTS * sizeof(struct shm_event))
+#define SHM_LEASES_OFF	  (SHM_CELLS_OFF + SHM_NCELLS * sizeof(uint64_t))
 
 _Static_assert(sizeof(struct shm_header) <= SHM_ROOT_OFF, "header fits its page");
 _Static_assert(SHM_ROOT_OFF + sizeof(struct shm_root) <= SHM_PEERS_OFF, "root fits its page");

@@ -8,7 +8,6 @@
 #include <linux/futex.h>
 #include <liburing.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,7 +15,7 @@
 #include "internal.h"
 
 #define OP_FUTEX_WAIT  51 /* IORING_OP_FUTEX_WAIT: newer than the liburing that we build with */
-#define FUTEX_SIZE_U32 2  /* FUTEX2_SIZE_U32 */
+#define FUTEX_SIZE_U32 2 /* FUTEX2_SIZE_U32 */
 
 #define SPIN_MIN_NS 2000
 #define SPIN_MAX_NS 50000
@@ -127,6 +126,15 @@ void wake_all(struct sluice_arena *a, shm_u64 *map)
 			bell_ring(a, i * 64 + (unsigned int)__builtin_ctzll(bits));
 }
 
+/* Ring the endpoints of this process whether they sleep or not: somebody else saw a death. */
+void wake_ourselves(struct sluice_arena *a)
+{
+	pthread_mutex_lock(&a->pool_lock);
+	for (struct sluice_channel *ch = a->open; ch; ch = ch->next_open)
+		bell_ring(a, ch->number);
+	pthread_mutex_unlock(&a->pool_lock);
+}
+
 void wake_everybody(struct sluice_arena *a)
 {
 	wake_all(a, a->root->space_sleepers);
@@ -140,14 +148,11 @@ void wake_everybody(struct sluice_arena *a)
 
 static uint64_t spin_limit(void)
 {
-	static int cpus; /* a race writes the same value twice */
-	cpu_set_t set;
+	static long cpus; /* a race writes the same value twice */
 
-	if (!cpus) {
-		cpus = 1;
-		if (!sched_getaffinity(0, sizeof(set), &set))
-			cpus = CPU_COUNT(&set);
-	}
+	/* Online, not allowed: a worker that is pinned to one CPU waits for others that are not. */
+	if (!cpus)
+		cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	return cpus > 1 ? SPIN_MAX_NS : 0;
 }
 
@@ -358,8 +363,8 @@ static int wait_ring(struct sluice_channel *ch, const struct timespec *left)
 		arm_bell(ch);
 	if (!s->watch_armed)
 		arm_watch(ch);
-	err = left ? io_uring_submit_and_wait_timeout(&s->ring, &cqe, 1, &ts, NULL) :
-		     io_uring_submit_and_wait(&s->ring, 1);
+	err = left ? io_uring_submit_and_wait_timeout(&s->ring, &cqe, 1, &ts, NULL)
+		   : io_uring_submit_and_wait(&s->ring, 1);
 	if (err == -EEXIST) {
 		/* The ring belongs to the thread that slept first; this one makes its own. */
 		io_uring_queue_exit(&s->ring);
@@ -413,8 +418,8 @@ int sleep_wait(struct sluice_channel *ch, uint64_t deadline)
 		left.tv_nsec = (long)((deadline - now) % 1000000000);
 	}
 	stat_add(&ch->stats->sleeps, 1);
-	err = ch->mode == SLEEP_POLL ? wait_poll(ch, deadline == SLUICE_FOREVER ? NULL : &left) :
-				       wait_ring(ch, deadline == SLUICE_FOREVER ? NULL : &left);
+	err = ch->mode == SLEEP_POLL ? wait_poll(ch, deadline == SLUICE_FOREVER ? NULL : &left)
+				     : wait_ring(ch, deadline == SLUICE_FOREVER ? NULL : &left);
 	if (err == -ETIME)
 		return -ETIMEDOUT;
 	if (err == -EINTR || !err)

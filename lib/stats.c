@@ -59,8 +59,9 @@ int sluice_channel_list(struct sluice_arena *a, struct sluice_channel_info *info
 	if (err)
 		return err;
 	if (n && (sz < 2 * sizeof(size_t) || sz > sizeof(*info)))
-		return sluice_fail(EINVAL, "sluice_channel_info.sz: %zu is not its size, which is %zu",
-				   sz, sizeof(*info));
+		return sluice_fail(EINVAL,
+				   "sluice_channel_info.sz: %zu is not its size, which is %zu", sz,
+				   sizeof(*info));
 	for (unsigned int i = 0; i < SLUICE_MAX_CHANNELS; i++) {
 		const struct shm_channel *c = &a->channels[i];
 		struct sluice_channel_info one = {.sz = sz};
@@ -163,8 +164,8 @@ int sluice_peer_list(struct sluice_arena *a, struct sluice_peer_info *peers, uns
 	if (err)
 		return err;
 	if (n && (sz < 2 * sizeof(size_t) || sz > sizeof(*peers)))
-		return sluice_fail(EINVAL, "sluice_peer_info.sz: %zu is not its size, which is %zu", sz,
-				   sizeof(*peers));
+		return sluice_fail(EINVAL, "sluice_peer_info.sz: %zu is not its size, which is %zu",
+				   sz, sizeof(*peers));
 	h = malloc(SLUICE_MAX_PEERS * sizeof(*h));
 	if (!h)
 		return sluice_fail(ENOMEM, "no memory to list %u peers", SLUICE_MAX_PEERS);
@@ -176,8 +177,8 @@ int sluice_peer_list(struct sluice_arena *a, struct sluice_peer_info *peers, uns
 			.sz = sz,
 			.id = peer_id(w),
 			.pid = peer_pid(w),
-			.state = peer_state(w) == PEER_RECOVERING ? SLUICE_PEER_DEAD :
-								    SLUICE_PEER_ALIVE,
+			.state = peer_state(w) == PEER_RECOVERING ? SLUICE_PEER_DEAD
+								  : SLUICE_PEER_ALIVE,
 			.role = ld_rlx(&p->role),
 			.extents = h[i].extents,
 			.bytes = h[i].bytes,
@@ -219,28 +220,30 @@ int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t lar
 	}
 	comm_load(&a->peers[most], comm);
 	if (n)
-		sluice_fail(-err,
-			    "arena %016llx: no room for %llu KiB (largest free run %llu KiB of %llu); "
-			    "of %u holders peer %u (pid %u, %s) has most: %u extents, %llu KiB, the "
-			    "oldest for %llu ms",
-			    (unsigned long long)a->hdr.arena_id,
-			    (unsigned long long)(nblocks << shift >> 10),
-			    (unsigned long long)(largest << shift >> 10),
-			    (unsigned long long)(a->hdr.data_bytes >> 10), n,
-			    peer_id(ld_rlx(&a->peers[most].word)),
-			    peer_pid(ld_rlx(&a->peers[most].word)), comm, h[most].extents,
-			    (unsigned long long)(h[most].bytes >> 10),
-			    (unsigned long long)(h[most].oldest_ns && h[most].oldest_ns < now ?
-							 (now - h[most].oldest_ns) / 1000000 :
-							 0));
+		sluice_fail(
+			-err,
+			"arena %016llx: no room for %llu KiB (largest free run %llu KiB of %llu); "
+			"of %u holders peer %u (pid %u, %s) has most: %u extents, %llu KiB, the "
+			"oldest for %llu ms",
+			(unsigned long long)a->hdr.arena_id,
+			(unsigned long long)(nblocks << shift >> 10),
+			(unsigned long long)(largest << shift >> 10),
+			(unsigned long long)(a->hdr.data_bytes >> 10), n,
+			peer_id(ld_rlx(&a->peers[most].word)),
+			peer_pid(ld_rlx(&a->peers[most].word)), comm, h[most].extents,
+			(unsigned long long)(h[most].bytes >> 10),
+			(unsigned long long)(h[most].oldest_ns && h[most].oldest_ns < now
+						     ? (now - h[most].oldest_ns) / 1000000
+						     : 0));
 	else
-		sluice_fail(-err,
-			    "arena %016llx: no room for %llu KiB (largest free run %llu KiB of %llu); "
-			    "all of it is queued and not yet taken by a consumer",
-			    (unsigned long long)a->hdr.arena_id,
-			    (unsigned long long)(nblocks << shift >> 10),
-			    (unsigned long long)(largest << shift >> 10),
-			    (unsigned long long)(a->hdr.data_bytes >> 10));
+		sluice_fail(
+			-err,
+			"arena %016llx: no room for %llu KiB (largest free run %llu KiB of %llu); "
+			"all of it is queued and not yet taken by a consumer",
+			(unsigned long long)a->hdr.arena_id,
+			(unsigned long long)(nblocks << shift >> 10),
+			(unsigned long long)(largest << shift >> 10),
+			(unsigned long long)(a->hdr.data_bytes >> 10));
 	free(h);
 	return err;
 }

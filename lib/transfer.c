@@ -55,20 +55,22 @@ static void disarm(struct sluice_channel *ch)
 
 /*
  * Spin, then sleep, until ready() may have become true.
+ * @rung: set when somebody rang for us: what we leave undone is then another sleeper's
  *
  * Return: 0 (look), or why to look for the last time: -ETIMEDOUT, -EINTR, ...
  */
 static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struct sluice_channel *),
-		    uint64_t deadline)
+		    uint64_t deadline, bool *rung)
 {
 	int err = 0;
 
 	if (sleep_spin(ch, ready, deadline))
 		return 0;
 	sleep_prepare(ch, map); /* S1 */
-	if (!ready(ch))		/* S2 */
+	if (!ready(ch)) /* S2 */
 		err = sleep_wait(ch, deadline);
-	map_clear(map, ch->number); /* S4; a ring that came meanwhile is used by looking */
+	if (!map_clear(map, ch->number)) /* S4 */
+		*rung = true;
 	return err;
 }
 
@@ -98,6 +100,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 {
 	uint64_t deadline = 0, since = 0, word;
 	struct sluice_arena *a = ch->a;
+	bool rung = false;
 	int err, last = 0;
 	uint32_t lease;
 
@@ -129,8 +132,10 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
-		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline);
+		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline, &rung);
 	}
+	if (rung && ring_readable(ch))
+		wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
 	if (since) {
 		stat_add(&ch->stats->batch_waits, 1);
 		stat_add(&ch->stats->batch_wait_ns, now_ns() - since);
@@ -177,7 +182,7 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 		}
 		spun = false;
 		st_rlx(&ch->ep->need, (uint32_t)min_u64(nblocks, UINT32_MAX));
-		sleep_prepare(ch, map);				      /* S1 */
+		sleep_prepare(ch, map); /* S1 */
 		err = extent_alloc(a, nblocks, false, deadline, found); /* S2 */
 		if (err == -ENOSPC)
 			last = sleep_wait(ch, deadline);
@@ -209,6 +214,7 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uin
 	shm_u64 *word = &a->leases[lease].word;
 	uint64_t deadline = 0, since = 0;
 	uint64_t ready = lease_to(*from, LEASE_READY, a->slot, ch->index);
+	bool rung = false;
 	int err = 0, last = 0;
 
 	disarm(ch);
@@ -256,8 +262,10 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uin
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
-		last = wait_for(ch, ch->shm->producer_sleepers, ready_to_produce, deadline);
+		last = wait_for(ch, ch->shm->producer_sleepers, ready_to_produce, deadline, &rung);
 	}
+	if (rung && ring_writable(ch))
+		wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
 	if (since) {
 		stat_add(&ch->stats->space_waits, 1);
 		stat_add(&ch->stats->space_wait_ns, now_ns() - since);
@@ -301,7 +309,8 @@ int sluice_channel_arm_ring(struct sluice_channel *ch, struct io_uring *ring, ui
 	sqe = io_uring_get_sqe(ring);
 	if (!sqe) {
 		disarm(ch);
-		return sluice_fail(EBUSY, "channel %s: the caller's ring has no free sqe", ch->name);
+		return sluice_fail(EBUSY, "channel %s: the caller's ring has no free sqe",
+				   ch->name);
 	}
 	io_uring_prep_poll_add(sqe, ch->poll_fd, POLLIN);
 	io_uring_sqe_set_data64(sqe, user_data);

@@ -253,13 +253,75 @@ int sluice_batch_publish_timeout(struct sluice_batch *b, uint64_t timeout_ns)
 		return err;
 	manifest_write(b);
 	CRASH_POINT("publish_before_queue");
-	err = lease_publish(ch, b->lease, &b->word, timeout_ns);
+	err = lease_publish(ch, b->lease, &b->word, LEASE_READY, timeout_ns);
 	if (err)
 		return err;
 	ch->sequence++;
 	stat_add(&ch->stats->published, 1);
 	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
 	batch_put(b);
+	return 0;
+}
+
+int sluice_batch_post(struct sluice_batch *b, uint64_t **word, uint64_t *value, uint64_t timeout_ns)
+{
+	struct sluice_channel *ch = b->ch;
+	struct sluice_arena *a = b->a;
+	int err = writing_check(b);
+
+	if (err)
+		return err;
+	manifest_write(b);
+	CRASH_POINT("post_before_queue");
+	err = lease_publish(ch, b->lease, &b->word, LEASE_PENDING, timeout_ns);
+	if (err)
+		return err;
+	ch->sequence++;
+	stat_add(&ch->stats->published, 1);
+	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	b->word = lease_to(b->word, LEASE_PENDING, a->slot, ch->index);
+	b->state = BATCH_POSTED;
+	*word = (uint64_t *)&a->leases[b->lease].word;
+	*value = lease_to(b->word, LEASE_READY, a->slot, ch->index);
+	return 0;
+}
+
+void sluice_batch_posted(struct sluice_batch *b)
+{
+	struct sluice_arena *a;
+
+	if (!b || arena_forked(b->a) || b->state != BATCH_POSTED)
+		return;
+	a = b->a;
+	CRASH_POINT("posted_before_ready");
+	/* Fails when the device was here before; seq_cst as W1 when not. */
+	cas_sc(&a->leases[b->lease].word, b->word,
+	       lease_to(b->word, LEASE_READY, a->slot, b->ch->index));
+	CRASH_POINT("posted_before_wake");
+	ring_resolved(b->ch);
+	batch_put(b);
+}
+
+int sluice_batch_unpost(struct sluice_batch *b)
+{
+	struct sluice_arena *a = b->a;
+	int err = arena_check(a);
+	uint64_t writing;
+
+	if (err)
+		return err;
+	if (b->state != BATCH_POSTED)
+		return sluice_fail(EINVAL, "batch at block %u: it was not posted", b->extent);
+	writing = lease_to(b->word, LEASE_WRITING, a->slot, 0);
+	if (!cas_sc(&a->leases[b->lease].word, b->word, writing)) {
+		sluice_batch_posted(b);
+		return sluice_fail(EALREADY, "a posted batch is complete: consumers have it");
+	}
+	b->word = writing;
+	b->state = BATCH_WRITING;
+	CRASH_POINT("unpost_before_wake");
+	/* Its cell names nothing now: consumers go past it. */
+	wake_all(a, b->ch->shm->consumer_sleepers);
 	return 0;
 }
 
@@ -329,7 +391,7 @@ int sluice_batch_share(struct sluice_batch *b, struct sluice_channel *ch, uint64
 	if (err)
 		return err;
 	CRASH_POINT("share_before_publish");
-	err = lease_publish(ch, lease, &word, timeout_ns);
+	err = lease_publish(ch, lease, &word, LEASE_READY, timeout_ns);
 	if (err) {
 		extent_release(a, lease, word);
 		return err;
@@ -349,7 +411,7 @@ int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint
 		return sluice_fail(EBUSY,
 				   "batch at block %u: %u local references, forwarding needs 1",
 				   b->extent, ld_rlx(&b->refs));
-	err = lease_publish(ch, b->lease, &b->word, timeout_ns);
+	err = lease_publish(ch, b->lease, &b->word, LEASE_READY, timeout_ns);
 	if (err)
 		return err;
 	stat_add(&ch->stats->published, 1);

@@ -251,7 +251,7 @@ static int parent_mark(struct sluice_arena *a, uint32_t parent, uint64_t gen)
 		uint64_t w = ld_acq(&p->word);
 
 		if (lease_gen(w) != gen || lease_state(w) == LEASE_FREE ||
-		    lease_state(w) == LEASE_WRITING)
+		    lease_state(w) == LEASE_WRITING || lease_state(w) == LEASE_PENDING)
 			return sluice_fail(ESTALE, "batch at block %u: it has been freed already",
 					   parent);
 		if (w & LEASE_SHARED || cas_sc(&p->word, w, w | LEASE_SHARED))
@@ -330,7 +330,7 @@ int sluice_arena_usage(struct sluice_arena *a, struct sluice_arena_usage *usage)
 		}
 		free_here = 0;
 		u.reserved_bytes += n << a->hdr.block_shift;
-		u.writing += lease_state(w) == LEASE_WRITING;
+		u.writing += lease_state(w) == LEASE_WRITING || lease_state(w) == LEASE_PENDING;
 		u.ready += lease_state(w) == LEASE_READY;
 		u.held += lease_state(w) == LEASE_HELD;
 		u.parked += lease_state(w) == LEASE_PARKED;

@@ -209,6 +209,7 @@ struct sluice_channel {
 
 enum batch_state {
 	BATCH_WRITING,
+	BATCH_POSTED, /* queued, and still being written */
 	BATCH_HELD,
 };
 
@@ -286,6 +287,7 @@ bool parent_drop_locked(struct sluice_arena *a, uint32_t lease, uint64_t word);
 /* ring.c */
 int ring_push(struct sluice_channel *ch, uint32_t lease, uint64_t gen);
 int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word);
+void ring_resolved(struct sluice_channel *ch);
 bool ring_readable(const struct sluice_channel *ch);
 bool ring_writable(const struct sluice_channel *ch);
 bool ring_names(struct sluice_arena *a, const struct shm_channel *c, uint32_t lease, uint64_t word);
@@ -315,7 +317,8 @@ void channels_sweep(struct sluice_arena *a);
 /* transfer.c */
 int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns,
 		struct extent_found *found);
-int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uint64_t timeout_ns);
+int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enum lease_state to,
+		  uint64_t timeout_ns);
 
 /* stats.c */
 int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t largest);

@@ -35,7 +35,7 @@ static void leases_recover(struct sluice_arena *a, unsigned int slot)
 	for (uint64_t i = 0; i < a->nleases; i++) {
 		uint64_t w = ld_acq(&a->leases[i].word);
 
-		if (lease_state(w) == LEASE_FREE || lease_state(w) > LEASE_HELD ||
+		if (lease_state(w) == LEASE_FREE || lease_state(w) == LEASE_PARKED ||
 		    lease_owner(w) != slot)
 			continue;
 		lease_recover(a, (uint32_t)i, w, &a->peers[slot]);

@@ -78,16 +78,16 @@ int ring_push(struct sluice_channel *ch, uint32_t lease, uint64_t gen)
 			   (unsigned long long)ld_rlx(tail));
 }
 
-/* Is this the READY lease that the cell means?  Returns its word, or 0. */
+/* The word of the READY or PENDING lease that the cell means, or 0. */
 static uint64_t lease_of_cell(struct sluice_arena *a, unsigned int channel, uint64_t cell)
 {
 	uint64_t w;
 
 	if (cell_index(cell) >= a->nleases)
 		return 0;
-	w = ld_acq(&a->leases[cell_index(cell)].word);
-	if (lease_state(w) != LEASE_READY || lease_channel(w) != channel ||
-	    (lease_gen(w) & CELL_GEN_MASK) != cell_gen(cell))
+	w = ld_sc(&a->leases[cell_index(cell)].word); /* S2, where the cell is posted */
+	if ((lease_state(w) != LEASE_READY && lease_state(w) != LEASE_PENDING) ||
+	    lease_channel(w) != channel || (lease_gen(w) & CELL_GEN_MASK) != cell_gen(cell))
 		return 0;
 	return w;
 }
@@ -95,8 +95,8 @@ static uint64_t lease_of_cell(struct sluice_arena *a, unsigned int channel, uint
 /*
  * Take the lease at the head.
  *
- * Return: 0; -EAGAIN when the channel is empty, -ENODATA at its end, -EUCLEAN.  
- *
+ * Return: 0; -EAGAIN when the channel is empty, -EINPROGRESS when the batch at the head is not
+ * written yet, -ENODATA at its end, -EUCLEAN.
  */
 int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 {
@@ -111,6 +111,11 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 			uint64_t w = lease_of_cell(a, ch->index, p.word);
 			uint64_t mine = lease_to(w, LEASE_HELD, a->slot, ch->index);
 
+			if (lease_state(w) == LEASE_PENDING) {
+				if (ld_acq(head) != p.pos)
+					continue;
+				return -EINPROGRESS;
+			}
 			if (w && !cas_sc(&a->leases[cell_index(p.word)].word, w, mine))
 				continue; /* N2 lost: look at the cell again */
 			CRASH_POINT("pop_before_cell");
@@ -153,8 +158,33 @@ bool ring_readable(const struct sluice_channel *ch)
 {
 	struct position p = position_at(ch, &ch->shm->head);
 
+	if (cell_kind(p.word) == CELL_FULL && p.lap == cell_lap(p.word) &&
+	    lease_state(lease_of_cell(ch->a, ch->index, p.word)) == LEASE_PENDING)
+		return false;
 	return cell_kind(p.word) != CELL_EMPTY || lap_ahead(p.lap, cell_lap(p.word)) != 0 ||
 	       ld_sc(&ch->shm->closing);
+}
+
+/*
+ * A batch that was PENDING has become READY: ring a consumer for it, and for each one behind it
+ * whose own ring a consumer may have used up to find this one in the way.
+ */
+void ring_resolved(struct sluice_channel *ch)
+{
+	uint64_t head = ld_acq(&ch->shm->head);
+
+	for (uint32_t i = 0; i < ch->capacity && map_any(ch->shm->consumer_sleepers); i++) {
+		uint64_t cell = ld_sc(&ch->cells[(head + i) % ch->capacity]);
+		uint64_t w;
+
+		if (cell_kind(cell) != CELL_FULL)
+			break;
+		w = lease_of_cell(ch->a, ch->index, cell);
+		if (lease_state(w) == LEASE_PENDING)
+			break;
+		if (w && !wake_one(ch->a, ch->shm->consumer_sleepers, UINT64_MAX, NULL))
+			break;
+	}
 }
 
 /* Would ring_push() do anything but -EAGAIN? */

@@ -208,6 +208,7 @@ enum lease_state {
 	LEASE_READY,
 	LEASE_HELD,
 	LEASE_PARKED,
+	LEASE_PENDING, /* queued, not yet written: a device makes it READY */
 };
 
 #define LEASE_SHARED   (1ULL << 3)

@@ -132,7 +132,8 @@ static void holdings(struct sluice_arena *a, struct holding h[SLUICE_MAX_PEERS])
 		uint64_t n = ld_rlx(&a->leases[i].nblocks);
 		unsigned int slot = lease_owner(w);
 
-		if ((lease_state(w) != LEASE_WRITING && lease_state(w) != LEASE_HELD) ||
+		if ((lease_state(w) != LEASE_WRITING && lease_state(w) != LEASE_PENDING &&
+		     lease_state(w) != LEASE_HELD) ||
 		    !slot_ok(slot))
 			continue;
 		h[slot].extents++;

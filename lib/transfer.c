@@ -122,7 +122,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 			err = end_of_stream(ch);
 			break;
 		}
-		if (err != -EAGAIN)
+		if (err != -EAGAIN && err != -EINPROGRESS)
 			break;
 		if (last || !timeout_ns) {
 			err = gave_up(ch, last ? last : -EAGAIN, "no batch");
@@ -207,13 +207,15 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 /*
  * Queue a lease that we own.
  * @from: its word as owned, WRITING or HELD; on failure it is that again
+ * @to: LEASE_READY, or LEASE_PENDING, of which no consumer is told yet
  */
-int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uint64_t timeout_ns)
+int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enum lease_state to,
+		  uint64_t timeout_ns)
 {
 	struct sluice_arena *a = ch->a;
 	shm_u64 *word = &a->leases[lease].word;
 	uint64_t deadline = 0, since = 0;
-	uint64_t ready = lease_to(*from, LEASE_READY, a->slot, ch->index);
+	uint64_t ready = lease_to(*from, to, a->slot, ch->index);
 	bool rung = false;
 	int err = 0, last = 0;
 
@@ -242,7 +244,9 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, uin
 			err = ring_push(ch, lease, lease_gen(ready)); /* P2, P3 */
 			if (!err) {
 				CRASH_POINT("publish_before_wake");
-				wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
+				if (to == LEASE_READY)
+					wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX,
+						 ch->stats);
 				break;
 			}
 			/* Taken back; when that fails a stale cell has delivered it already. */

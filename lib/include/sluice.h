@@ -740,6 +740,40 @@ int sluice_batch_publish(struct sluice_batch *b);
 int sluice_batch_publish_timeout(struct sluice_batch *b, uint64_t timeout_ns);
 
 /**
+ * sluice_batch_post - queue the batch before its payload is there
+ * @b: a batch being written, fully described; it stays with the caller, who fills the payload
+ * @word: where the completion word stands, in the control region; 8 bytes, aligned
+ * @value: what must be stored there, in one piece, once the payload is complete
+ * @timeout_ns: for room; see the conventions
+ *
+ * For payloads that a device writes, which then delivers the batch by storing @value itself (a
+ * cuStreamWriteValue64(), an RDMA write): consumers that are awake see it at once.  The caller ends
+ * the posting with sluice_batch_posted() or sluice_batch_unpost(), and keeps the channel's endpoint
+ * open until then.  Batches behind a posted one wait for it.  When this process dies, what it has
+ * posted and not completed is lost.
+ *
+ * Return: 0 or a negative errno as sluice_batch_publish(); then @b is still being written.
+ */
+int sluice_batch_post(struct sluice_batch *b, uint64_t **word, uint64_t *value,
+		      uint64_t timeout_ns);
+
+/**
+ * sluice_batch_posted - the payload of a posted batch is complete
+ * @b: a posted batch; the handle is gone.  Any thread; makes no blocking call.
+ *
+ * Stores the completion word if the device has not, and rings consumers that sleep.
+ */
+void sluice_batch_posted(struct sluice_batch *b);
+
+/**
+ * sluice_batch_unpost - take a posted batch back: its payload will never be complete
+ * @b: a posted batch; on success it is being written again
+ *
+ * Return: 0; -EALREADY (it was complete: consumers have it, and the handle is gone).
+ */
+int sluice_batch_unpost(struct sluice_batch *b);
+
+/**
  * sluice_batch_abort - give the extent back unpublished
  * @b: a batch being written, or NULL
  */

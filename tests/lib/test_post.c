@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/* Batches that are queued before their payload is there. */
+#include "util.h"
+
+#include <kselftest_harness.h>
+
+FIXTURE(post)
+{
+	struct sluice_arena *a;
+	struct sluice_channel *out, *in;
+};
+
+FIXTURE_SETUP(post)
+{
+	self->a = arena_new(4 * MIB);
+	ASSERT_NE(self->a, NULL);
+	self->out = channel_new(self->a, "post", 8, SLUICE_CHANNEL_PRODUCE);
+	self->in = channel_join(self->a, "post", SLUICE_CHANNEL_CONSUME);
+}
+
+FIXTURE_TEARDOWN(post)
+{
+	const char *left;
+
+	sluice_channel_close(self->out);
+	sluice_channel_close(self->in);
+	left = arena_all_free(self->a);
+	ASSERT_EQ(NULL, left)
+	{
+		TH_LOG("%s", left);
+	}
+	sluice_arena_detach(self->a);
+}
+
+/* A batch with room for a pattern, queued. */
+static struct sluice_batch *posted(struct sluice_channel *ch, void **data, uint64_t **word,
+				   uint64_t *value)
+{
+	const int64_t shape = 4096;
+	struct sluice_batch *b;
+
+	if (sluice_batch_begin(ch, &b, 4096, 0))
+		return NULL;
+	*data = sluice_batch_tensor_add(b, "x", SLUICE_U8, 1, &shape, NULL);
+	if (!*data || sluice_batch_post(b, word, value, 0))
+		return NULL;
+	return b;
+}
+
+TEST_F(post, nothing_is_there_before_the_word)
+{
+	struct sluice_batch *b, *got;
+	uint64_t *word, value, seed;
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	EXPECT_EQ(-EAGAIN, sluice_channel_next(self->in, &got, 0));
+	EXPECT_EQ(-ETIMEDOUT, sluice_channel_next(self->in, &got, 5 * MSEC));
+	pattern_fill(data, 4096, 7);
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST); /* as a device would */
+	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
+	sluice_batch_posted(b);
+	sluice_batch_release(got);
+	EXPECT_EQ(-EAGAIN, batch_recv(self->in, &seed, 0));
+}
+
+TEST_F(post, order_is_kept_behind_it)
+{
+	struct sluice_batch *b, *got;
+	uint64_t *word, value, seed;
+	struct sluice_batch_info info = {.sz = sizeof(info)};
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	ASSERT_EQ(0, batch_send(self->out, 100, 5, 0));
+	EXPECT_EQ(-EAGAIN, batch_recv(self->in, &seed, 0));
+	sluice_batch_posted(b);
+	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
+	ASSERT_EQ(0, sluice_batch_info(got, &info));
+	EXPECT_EQ(0, info.sequence);
+	sluice_batch_release(got);
+	ASSERT_EQ(0, batch_recv(self->in, &seed, 0));
+	EXPECT_EQ(5, seed);
+}
+
+TEST_F(post, taken_back)
+{
+	uint64_t *word, value, seed;
+	struct sluice_batch *b;
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	ASSERT_EQ(0, batch_send(self->out, 100, 5, 0));
+	EXPECT_EQ(0, sluice_batch_unpost(b));
+	sluice_batch_abort(b);
+	ASSERT_EQ(0, batch_recv(self->in, &seed, 0));
+	EXPECT_EQ(5, seed);
+	EXPECT_EQ(-EAGAIN, batch_recv(self->in, &seed, 0));
+}
+
+TEST_F(post, too_late_to_take_back)
+{
+	struct sluice_batch *b, *got;
+	uint64_t *word, value;
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+	EXPECT_EQ(-EALREADY, sluice_batch_unpost(b));
+	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
+	sluice_batch_release(got);
+}
+
+/* One sleeper is spent on the batch behind; completing the first must ring for both. */
+TEST_F(post, sleepers_are_rung_for_what_waited_behind)
+{
+	struct sluice_batch *b;
+	uint64_t *word, value;
+	pid_t pid[2];
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	for (int i = 0; i < 2; i++) {
+		CHILD(pid[i])
+		{
+			struct sluice_arena *a = arena_child(self->a);
+			struct sluice_channel *in = channel_join(a, "post", SLUICE_CHANNEL_CONSUME);
+			struct sluice_batch *got;
+
+			CHECK_OK(sluice_channel_next(in, &got, LONG_WAIT));
+			sluice_batch_release(got);
+			sluice_channel_close(in);
+			sluice_arena_detach(a);
+		}
+		child_wait_asleep(pid[i]);
+	}
+	ASSERT_EQ(0, batch_send(self->out, 100, 5, 0));
+	for (int i = 0; i < 2; i++)
+		child_wait_asleep(pid[i]);
+	sluice_batch_posted(b);
+	EXPECT_EQ(0, child_wait(pid[0]));
+	EXPECT_EQ(0, child_wait(pid[1]));
+}
+
+TEST_F(post, the_dead_take_it_along)
+{
+	uint64_t seed;
+	struct gate ready;
+	pid_t pid;
+
+	gate_init(&ready);
+	CHILD(pid)
+	{
+		struct sluice_arena *a = arena_child(self->a);
+		struct sluice_channel *out = channel_join(a, "post", SLUICE_CHANNEL_PRODUCE);
+		uint64_t *word, value;
+		void *data;
+
+		CHECK(posted(out, &data, &word, &value));
+		CHECK_OK(batch_send(out, 100, 9, 0));
+		gate_open(&ready);
+		pause();
+	}
+	gate_pass(&ready);
+	EXPECT_EQ(-EAGAIN, batch_recv(self->in, &seed, 0));
+	child_kill(pid);
+	ASSERT_EQ(0, batch_recv(self->in, &seed, LONG_WAIT));
+	EXPECT_EQ(9, seed);
+}
+
+TEST_HARNESS_MAIN

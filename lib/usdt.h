@@ -8,9 +8,9 @@
  *	USDT3(batch_publish, bytes, id, ch);	the site
  *	if (USDT_ENABLED(batch_next))		only to guard work that an idle program must not do
  *
- * A site is one nop. Arguments are integers or pointers, passed as 64-bit values in registers or as
- * constants: memory operands with an index register are not understood by every tracer, so the
- * values should be ones that the surrounding code holds anyway.
+ * A site is one nop. Arguments are integers or pointers, passed as 64-bit values in registers: not
+ * every tracer understands memory operands with an index or large constants, so the values should be
+ * ones that the surrounding code holds anyway.
  */
 #ifndef SLUICE_USDT_H
 #define SLUICE_USDT_H
@@ -64,7 +64,7 @@
 		".popsection\n"                                                         \
 		".endif\n" ::__VA_ARGS__)
 
-#define USDT_ARG(x) "nr"((uint64_t)(x))
+#define USDT_ARG(x) "r"((uint64_t)(x))
 
 #define USDT1(name, a)	  USDT_SITE(name, "8@%0", USDT_ARG(a))
 #define USDT2(name, a, b) USDT_SITE(name, "8@%0 8@%1", USDT_ARG(a), USDT_ARG(b))

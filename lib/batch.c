@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Batches: begin, fill, publish; look, retain, release; share and forward. */
 #include "internal.h"
+#include "usdt.h"
+
+USDT_DEFINE(batch_publish);
+USDT_DEFINE(batch_release);
 
 #define DEFAULT_TENSORS 16
 #define DEFAULT_ALIGN	256
@@ -47,6 +51,7 @@ static void batch_drop(struct sluice_batch *b)
 	if (a->hdr.flags & SLUICE_ARENA_POISON && !a->region.data_ro && b->lease == b->extent &&
 	    !(ld_acq(&a->leases[b->lease].word) & LEASE_SHARED))
 		memset(b->base, POISON, b->extent_bytes);
+	USDT2(batch_release, b->manifest.payload_bytes, a->hdr.arena_id);
 	extent_release(a, b->lease, b->word);
 	batch_put(b);
 }
@@ -228,6 +233,13 @@ int sluice_batch_tag(struct sluice_batch *b, uint64_t tag)
 	return err;
 }
 
+static void count_published(struct sluice_channel *ch, const struct sluice_batch *b)
+{
+	stat_add(&ch->stats->published, 1);
+	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	USDT3(batch_publish, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index);
+}
+
 /* The manifest goes behind the payload, so that the payload starts on a block. */
 static void manifest_write(struct sluice_batch *b)
 {
@@ -257,8 +269,7 @@ int sluice_batch_publish_timeout(struct sluice_batch *b, uint64_t timeout_ns)
 	if (err)
 		return err;
 	ch->sequence++;
-	stat_add(&ch->stats->published, 1);
-	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	count_published(ch, b);
 	batch_put(b);
 	return 0;
 }
@@ -277,8 +288,7 @@ int sluice_batch_post(struct sluice_batch *b, uint64_t **word, uint64_t *value, 
 	if (err)
 		return err;
 	ch->sequence++;
-	stat_add(&ch->stats->published, 1);
-	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	count_published(ch, b);
 	b->word = lease_to(b->word, LEASE_PENDING, a->slot, ch->index);
 	b->state = BATCH_POSTED;
 	*word = (uint64_t *)&a->leases[b->lease].word;
@@ -396,8 +406,7 @@ int sluice_batch_share(struct sluice_batch *b, struct sluice_channel *ch, uint64
 		extent_release(a, lease, word);
 		return err;
 	}
-	stat_add(&ch->stats->published, 1);
-	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	count_published(ch, b);
 	return 0;
 }
 
@@ -414,8 +423,7 @@ int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint
 	err = lease_publish(ch, b->lease, &b->word, LEASE_READY, timeout_ns);
 	if (err)
 		return err;
-	stat_add(&ch->stats->published, 1);
-	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
+	count_published(ch, b);
 	batch_put(b);
 	return 0;
 }

@@ -4,6 +4,9 @@
 #include <poll.h>
 
 #include "internal.h"
+#include "usdt.h"
+
+USDT_DEFINE(batch_next);
 
 static bool map_empty(shm_u64 *map)
 {
@@ -148,6 +151,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		return err;
 	stat_add(&ch->stats->consumed, 1);
 	stat_add(&ch->stats->consumed_bytes, (*out)->manifest.payload_bytes);
+	USDT3(batch_next, (*out)->manifest.payload_bytes, a->hdr.arena_id, ch->index);
 	return 0;
 }
 

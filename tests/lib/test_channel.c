@@ -398,7 +398,7 @@ TEST_F(channel, wakes_a_consumer_for_a_batch)
 	ASSERT_NE(NULL, ch);
 	for (int i = 0; i < 10; i++) {
 		CHILD(pid)
-		sleeper(self->a, IN_NEXT, 0);
+			sleeper(self->a, IN_NEXT, 0);
 		child_wait_asleep(pid);
 		ASSERT_EQ(0, batch_send(ch, 8, 1, LONG_WAIT));
 		ASSERT_EQ(0, child_wait(pid));
@@ -415,7 +415,7 @@ TEST_F(channel, wakes_a_producer_for_room_in_the_channel)
 	for (int i = 0; i < 10; i++) {
 		ASSERT_EQ(0, batch_send(ch, 8, 1, 0));
 		CHILD(pid)
-		sleeper(self->a, IN_PUBLISH, 0);
+			sleeper(self->a, IN_PUBLISH, 0);
 		child_wait_asleep(pid);
 		ASSERT_EQ(0, batch_recv(ch, NULL, 0));
 		ASSERT_EQ(0, child_wait(pid));
@@ -437,7 +437,7 @@ TEST_F(channel, wakes_a_producer_for_room_in_the_arena)
 	for (int i = 0; i < 10; i++) {
 		ASSERT_EQ(0, sluice_batch_begin(ch, &b, 4 * MIB, 0));
 		CHILD(pid)
-		sleeper(self->a, IN_BEGIN, 0);
+			sleeper(self->a, IN_BEGIN, 0);
 		child_wait_asleep(pid);
 		sluice_batch_abort(b);
 		ASSERT_EQ(0, child_wait(pid));
@@ -454,7 +454,7 @@ TEST_F(channel, shutdown_wakes_everybody)
 	ASSERT_NE(NULL, ch);
 	for (int i = 0; i < 3; i++) {
 		CHILD(pid[i])
-		sleeper(self->a, IN_NEXT, -ENODATA);
+			sleeper(self->a, IN_NEXT, -ENODATA);
 	}
 	for (int i = 0; i < 3; i++)
 		child_wait_asleep(pid[i]);
@@ -469,7 +469,7 @@ TEST_F(channel, shutdown_wakes_everybody)
 	ASSERT_EQ(0, sluice_batch_begin(ch, &b, 4 * MIB, 0));
 	for (int i = 0; i < 6; i++) {
 		CHILD(pid[i])
-		sleeper(self->a, i % 2 ? IN_PUBLISH : IN_BEGIN, -ESHUTDOWN);
+			sleeper(self->a, i % 2 ? IN_PUBLISH : IN_BEGIN, -ESHUTDOWN);
 	}
 	for (int i = 0; i < 6; i++)
 		child_wait_asleep(pid[i]);
@@ -499,7 +499,7 @@ TEST_F(channel, signals_interrupt)
 		}
 		ASSERT_EQ(0, sluice_batch_begin(ch, &b, 4 * MIB, 0));
 		CHILD(pid)
-		sleeper(self->a, where, -EINTR);
+			sleeper(self->a, where, -EINTR);
 		child_wait_asleep(pid);
 		ASSERT_EQ(0, kill(pid, SIGUSR1));
 		EXPECT_EQ(0, child_wait(pid))
@@ -606,11 +606,11 @@ TEST_F_TIMEOUT(mpmc, each_once_and_in_order, 120)
 	ASSERT_NE(NULL, ch);
 	for (unsigned int i = 0; i < m.consumers; i++, n++) {
 		CHILD(pid[n])
-		consume(self->a, &m, seen);
+			consume(self->a, &m, seen);
 	}
 	for (unsigned int i = 0; i < m.producers; i++, n++) {
 		CHILD(pid[n])
-		produce(self->a, &m, i);
+			produce(self->a, &m, i);
 	}
 	for (unsigned int i = m.consumers; i < n; i++)
 		EXPECT_EQ(0, child_wait(pid[i]));

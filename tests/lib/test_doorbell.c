@@ -152,8 +152,7 @@ TEST_F(doorbell, one_epoll_for_many_channels)
 		ASSERT_EQ(0, epoll_ctl(ep, EPOLL_CTL_ADD, sluice_channel_pollfd(c[i]), &ev));
 		ASSERT_EQ(0, sluice_channel_arm(c[i]));
 	}
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *p[N];
 
@@ -220,8 +219,7 @@ TEST_F(doorbell, one_ring_for_many_channels)
 		ASSERT_NE(NULL, c[i]);
 		ASSERT_EQ(0, sluice_channel_arm_ring(c[i], &ring, i));
 	}
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *p[N];
 
@@ -311,8 +309,7 @@ TEST_F(doorbell, works_where_io_uring_is_refused)
 	uint32_t flags = variant->flags | SLUICE_CHANNEL_NO_SPIN;
 	pid_t pid, peer;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *there, *back;
 		uint64_t seed;
@@ -321,8 +318,7 @@ TEST_F(doorbell, works_where_io_uring_is_refused)
 		there = channel_new(a, "there", 1, SLUICE_CHANNEL_PRODUCE | flags);
 		back = channel_new(a, "back", 1, SLUICE_CHANNEL_CONSUME | flags);
 		CHECK(there && back);
-		CHILD(peer)
-		{
+		CHILD(peer) {
 			struct sluice_arena *b = arena_child(a);
 			struct sluice_channel *in, *out;
 
@@ -366,8 +362,7 @@ TEST_F(doorbell, no_wake_up_is_lost)
 		ASSERT_NE(NULL, keep[i]);
 	}
 	for (unsigned int i = 0; i < 2 * PAIRS; i++) {
-		CHILD(pid[i])
-		{
+		CHILD(pid[i]) {
 			struct sluice_arena *a = arena_child(self->a);
 			struct sluice_channel *in, *out;
 			uint64_t seed;

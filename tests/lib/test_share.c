@@ -222,8 +222,8 @@ TEST_F(share, only_within_one_arena)
 	ASSERT_NE(NULL, other);
 	ch = channel_new(other, "c", 4, 0);
 	ASSERT_NE(NULL, ch);
-	EXPECT_EQ(-EINVAL, sluice_batch_share(self->b, ch, 0));
-	EXPECT_EQ(-EINVAL, sluice_batch_forward(self->b, ch, 0));
+	EXPECT_GT(0, sluice_batch_share(self->b, ch, 0));
+	EXPECT_GT(0, sluice_batch_forward(self->b, ch, 0));
 	sluice_batch_release(self->b);
 	sluice_channel_close(ch);
 	sluice_arena_detach(other);
@@ -236,8 +236,7 @@ TEST_F(share, tokens)
 	pid_t pid;
 
 	ASSERT_EQ(0, sluice_batch_token(self->b, &token));
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 
 		CHECK_OK(sluice_batch_open(a, &b, token));
@@ -372,8 +371,7 @@ TEST_F(share, broadcast)
 		snprintf(name, sizeof(name), "reader %d", i);
 		to[i] = channel_new(self->a, name, 2, SLUICE_CHANNEL_PRODUCE);
 		ASSERT_NE(NULL, to[i]);
-		CHILD(pid[i])
-		{
+		CHILD(pid[i]) {
 			struct sluice_arena *a = arena_child(self->a);
 			struct sluice_channel *ch = channel_join(a, name, SLUICE_CHANNEL_CONSUME);
 			uint64_t n = 0, seed;

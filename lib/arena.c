@@ -157,7 +157,7 @@ static uint64_t default_block(uint64_t data_bytes)
 		return DEFAULT_BLOCK;
 	if (data_bytes <= 64ULL << 30)
 		return 64 << 10;
-	return data_bytes <= 512ULL << 30 ? 256 << 10 : 1 << 20;
+	return max_u64(256 << 10, 1ULL << (64 - __builtin_clzll(data_bytes / (MAX_LEASES / 2))));
 }
 
 static int header_init(struct shm_header *h, const struct sluice_arena_opts *o)
@@ -182,7 +182,14 @@ static int header_init(struct shm_header *h, const struct sluice_arena_opts *o)
 	h->control_bytes = SHM_LEASES_OFF + (h->nblocks + SHM_NALIAS) * sizeof(struct shm_lease);
 	h->control_bytes = (h->control_bytes + 4095) & ~4095ULL;
 	limit = h->data_bytes / 1000 + (1 << 20);
-	if (h->control_bytes > limit || h->nblocks + SHM_NALIAS > MAX_LEASES)
+	if (h->nblocks + SHM_NALIAS > MAX_LEASES)
+		return sluice_fail(
+			EINVAL,
+			"arena: %llu blocks of %llu bytes, above the limit of %llu: take "
+			"larger blocks",
+			(unsigned long long)h->nblocks, (unsigned long long)block,
+			MAX_LEASES - SHM_NALIAS);
+	if (h->control_bytes > limit)
 		return sluice_fail(
 			EINVAL,
 			"arena: blocks of %llu bytes need a control region of %llu bytes, "
@@ -213,6 +220,8 @@ int sluice_arena_create(struct sluice_arena **out, const struct sluice_arena_opt
 	err = opts_copy(&o, sizeof(o), opts, "sluice_arena_opts");
 	if (err)
 		return err;
+	if (o.reserved)
+		return sluice_fail(EINVAL, "sluice_arena_opts.reserved: %u, must be 0", o.reserved);
 	if (o.flags & ~0x1fu)
 		return sluice_fail(EINVAL, "arena: flags 0x%x are not known", o.flags);
 	if (o.label && strlen(o.label) >= SLUICE_LABEL_LEN)
@@ -276,7 +285,7 @@ static int header_check(const struct sluice_arena *a)
 				   "version %u.%u",
 				   (unsigned long long)h->arena_id, h->abi_major, h->abi_minor,
 				   SHM_ABI_MAJOR, SHM_ABI_MINOR);
-	if (h->block_shift < 12 || h->block_shift > 30 || !h->nblocks ||
+	if (h->backend != a->ops->id || h->block_shift < 12 || h->block_shift > 30 || !h->nblocks ||
 	    h->nblocks + SHM_NALIAS > MAX_LEASES || h->data_bytes != h->nblocks << h->block_shift ||
 	    h->data_bytes != a->region.data_bytes || h->control_bytes > a->region.control_bytes ||
 	    h->control_bytes <
@@ -308,6 +317,8 @@ int sluice_arena_attach(struct sluice_arena **out, int fd, const struct sluice_a
 	err = opts_copy(&o, sizeof(o), opts, "sluice_attach_opts");
 	if (err)
 		return err;
+	if (o.reserved)
+		return sluice_fail(EINVAL, "sluice_attach_opts.reserved: must be 0");
 	if (o.role > SLUICE_ROLE_CONSUMER)
 		return sluice_fail(EINVAL, "attach: role %u is not known", o.role);
 	a = arena_new();

@@ -155,8 +155,9 @@ int sluice_batch_begin_opts(struct sluice_channel *ch, struct sluice_batch **out
 	if (err)
 		return err;
 	peer_look(a);
-	if (ld_rlx(&ch->shm->closing))
-		return sluice_fail(ESHUTDOWN, "channel %s: it was shut down", ch->name);
+	err = publish_refused(ch);
+	if (err)
+		return err;
 	b = batch_get(a);
 	if (!b)
 		return -ENOMEM;
@@ -197,6 +198,9 @@ void *sluice_batch_tensor_add(struct sluice_batch *b, const char *name, struct s
 	uint64_t offset, bytes;
 	int err = writing_check(b);
 
+	if (!err && ndim && !shape)
+		err = sluice_fail(EINVAL, "tensor %s: %u dimensions and no shape", name ? name : "",
+				  ndim);
 	if (!err)
 		err = sluice_manifest_add_tensor(&b->manifest, name, dtype, ndim, shape, strides,
 						 b->align, b->payload_room, &offset, &bytes);

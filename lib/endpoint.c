@@ -319,5 +319,6 @@ int sluice_channel_shutdown(struct sluice_channel *ch)
 	CRASH_POINT("shutdown_before_wake");
 	wake_all(ch->a, ch->shm->consumer_sleepers);
 	wake_all(ch->a, ch->shm->producer_sleepers);
+	wake_all(ch->a, ch->a->root->space_sleepers);
 	return 0;
 }

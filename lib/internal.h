@@ -315,6 +315,7 @@ void endpoint_free(struct sluice_channel *ch);
 void channels_sweep(struct sluice_arena *a);
 
 /* transfer.c */
+int publish_refused(const struct sluice_channel *ch);
 int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns,
 		struct extent_found *found);
 int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enum lease_state to,

@@ -226,9 +226,12 @@ static int sleeper_init(struct sluice_channel *ch)
 	if (s->have_ring) {
 		io_uring_ring_dontfork(&s->ring);
 		ch->mode = SLEEP_URING_POLL;
-		if (ch->a->ops->id == SLUICE_BACKEND_MEMFD && ring_has_futex(&s->ring))
+		if (ch->a->ops->id == SLUICE_BACKEND_MEMFD && ch->bell_fd < 0 &&
+		    ring_has_futex(&s->ring))
 			ch->mode = SLEEP_URING_FUTEX;
 	}
+	if (ch->bell_fd >= 0)
+		return 0; /* this ring replaces that of another thread */
 	if (ch->mode != SLEEP_URING_FUTEX)
 		return ch->a->ops->bell_open(ch);
 	st_rlx(&ch->ep->bell_kind, BELL_FUTEX);
@@ -352,7 +355,11 @@ static bool reap(struct sleeper *s)
 	return watch;
 }
 
-static int wait_ring(struct sluice_channel *ch, const struct timespec *left)
+/*
+ * One io_uring_enter() that submits and waits.  When it has submitted something it returns that
+ * number, also if a signal or the timeout ended the wait: no completion tells.
+ */
+static int wait_ring(struct sluice_channel *ch, const struct timespec *left, uint64_t deadline)
 {
 	struct __kernel_timespec ts = {left ? left->tv_sec : 0, left ? left->tv_nsec : 0};
 	struct sleeper *s = ch->sleeper;
@@ -372,6 +379,8 @@ static int wait_ring(struct sluice_channel *ch, const struct timespec *left)
 		ch->sleeper = NULL;
 		return 0;
 	}
+	if (err >= 0 && !io_uring_cq_ready(&s->ring))
+		err = left && now_ns() >= deadline ? -ETIME : -EINTR;
 	if (reap(s))
 		peer_collect(ch->a);
 	return err < 0 ? err : 0;
@@ -418,8 +427,9 @@ int sleep_wait(struct sluice_channel *ch, uint64_t deadline)
 		left.tv_nsec = (long)((deadline - now) % 1000000000);
 	}
 	stat_add(&ch->stats->sleeps, 1);
-	err = ch->mode == SLEEP_POLL ? wait_poll(ch, deadline == SLUICE_FOREVER ? NULL : &left)
-				     : wait_ring(ch, deadline == SLUICE_FOREVER ? NULL : &left);
+	err = ch->mode == SLEEP_POLL
+		      ? wait_poll(ch, deadline == SLUICE_FOREVER ? NULL : &left)
+		      : wait_ring(ch, deadline == SLUICE_FOREVER ? NULL : &left, deadline);
 	if (err == -ETIME)
 		return -ETIMEDOUT;
 	if (err == -EINTR || !err)

@@ -157,6 +157,16 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 
 /* ------------------------------------------------------------------ room in the arena */
 
+/* Is there no point in waiting for room? */
+int publish_refused(const struct sluice_channel *ch)
+{
+	if (ld_sc(&ch->shm->closing))
+		return sluice_fail(ESHUTDOWN, "channel %s: it was shut down", ch->name);
+	if (consumers_gone(ch))
+		return sluice_fail(EPIPE, "channel %s: every consumer is gone", ch->name);
+	return 0;
+}
+
 /*
  * Allocate, waiting for room.  PROTOCOL.md, "Sleeping for space": a ring that was consumed is passed
  * on to the oldest sleeper that what is left would satisfy.
@@ -176,6 +186,9 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 			wake_one(a, map, found->largest, ch->stats);
 		if (err != -ENOSPC || last || !timeout_ns)
 			break;
+		err = publish_refused(ch);
+		if (err)
+			break;
 		if (!since)
 			since = now_ns();
 		rung = false;
@@ -188,7 +201,7 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 		st_rlx(&ch->ep->need, (uint32_t)min_u64(nblocks, UINT32_MAX));
 		sleep_prepare(ch, map); /* S1 */
 		err = extent_alloc(a, nblocks, false, deadline, found); /* S2 */
-		if (err == -ENOSPC)
+		if (err == -ENOSPC && !publish_refused(ch))
 			last = sleep_wait(ch, deadline);
 		rung = !map_clear(map, ch->number); /* S4 */
 		if (err != -ENOSPC) {
@@ -225,10 +238,9 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 
 	disarm(ch);
 	for (;;) {
-		if (consumers_gone(ch)) {
-			err = sluice_fail(EPIPE, "channel %s: every consumer is gone", ch->name);
+		err = publish_refused(ch);
+		if (err)
 			break;
-		}
 		err = -EAGAIN;
 		if (ring_writable(ch)) {
 			st_rlx(&a->leases[lease].since_ns, now_coarse_ns());

@@ -277,8 +277,13 @@ void sleep_free(struct sluice_channel *ch)
 		close(ch->poll_fd);
 	if (ch->bell_fd >= 0)
 		close(ch->bell_fd);
-	if (ch->sleeper && ch->sleeper->have_ring)
-		io_uring_queue_exit(&ch->sleeper->ring);
+	if (ch->sleeper && ch->sleeper->have_ring) {
+		/* Its mappings did not come through fork(): those addresses may be others' now. */
+		if (arena_forked(ch->a))
+			close(ch->sleeper->ring.ring_fd);
+		else
+			io_uring_queue_exit(&ch->sleeper->ring);
+	}
 	free(ch->sleeper);
 	ch->sleeper = NULL;
 	ch->poll_fd = ch->bell_fd = -1;

@@ -200,6 +200,7 @@ struct sluice_channel {
 	uint64_t spin_max_ns;
 	uint64_t spin_ns; /* adapts */
 
+	bool rung; /* while it was armed, and not yet made use of */
 	shm_u64 *armed; /* the sleepers map that sluice_channel_arm() put us into */
 	enum sleep_mode mode;
 	struct sleeper *sleeper;

@@ -77,6 +77,8 @@ int peer_join(struct sluice_arena *a)
 		return sluice_fail(-err, "arena %016llx: all %u places for peers are taken",
 				   (unsigned long long)a->hdr.arena_id, SLUICE_MAX_PEERS);
 	CRASH_POINT("join_claimed");
+	/* From here on others find us, should we die before we are ALIVE. */
+	atomic_fetch_add_explicit(&a->root->joins, 1, memory_order_seq_cst);
 	p = &a->peers[a->slot];
 	prctl(PR_GET_NAME, comm);
 	st_rlx(&p->start_time, peer_start_time((uint32_t)getpid()));

@@ -175,9 +175,12 @@ void ring_resolved(struct sluice_channel *ch)
 
 	for (uint32_t i = 0; i < ch->capacity && map_any(ch->shm->consumer_sleepers); i++) {
 		uint64_t cell = ld_sc(&ch->cells[(head + i) % ch->capacity]);
+		uint32_t lap = (head + i) / ch->capacity & CELL_LAP_MASK;
 		uint64_t w;
 
-		if (cell_kind(cell) != CELL_FULL)
+		if (cell_kind(cell) == CELL_EMPTY && lap_ahead(lap, cell_lap(cell)) == 1)
+			continue; /* popped: head is behind */
+		if (cell_kind(cell) != CELL_FULL || lap_ahead(lap, cell_lap(cell)))
 			break;
 		w = lease_of_cell(ch->a, ch->index, cell);
 		if (lease_state(w) == LEASE_PENDING)

@@ -47,13 +47,20 @@ static bool space_likely(struct sluice_channel *ch)
 	       lease_state(ld_acq(&ch->a->leases[rover].word)) == LEASE_FREE;
 }
 
-/* An endpoint that armed itself for the caller's loop is awake again. */
-static void disarm(struct sluice_channel *ch)
+/*
+ * An endpoint that armed itself for the caller's loop is awake again.  True when somebody rang for
+ * it: what it leaves undone is then another sleeper's.
+ */
+static bool disarm(struct sluice_channel *ch)
 {
+	bool rung = ch->rung;
+
+	ch->rung = false;
 	if (!ch->armed)
-		return;
-	map_clear(ch->armed, ch->number); /* S4 */
+		return rung;
+	rung |= !map_clear(ch->armed, ch->number); /* S4 */
 	ch->armed = NULL;
+	return rung;
 }
 
 /*
@@ -103,9 +110,9 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 {
 	uint64_t deadline = 0, since = 0, word;
 	struct sluice_arena *a = ch->a;
-	bool rung = false;
 	int err, last = 0;
 	uint32_t lease;
+	bool rung;
 
 	err = arena_check(a);
 	if (err)
@@ -113,7 +120,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 	if (!(ch->flags & SLUICE_CHANNEL_CONSUME))
 		return sluice_fail(EPERM, "channel %s: this endpoint does not consume", ch->name);
 	peer_look(a);
-	disarm(ch);
+	rung = disarm(ch);
 	for (;;) {
 		/* Asked before the ring: who is gone has published before it went. */
 		bool over = producers_gone(ch);
@@ -222,6 +229,19 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 /* ------------------------------------------------------------------ publishing */
 
 /*
+ * Take P1 back.  False when it cannot be: a stale cell has delivered the batch.  A shared bit that
+ * came meanwhile (sluice_batch_open()) is no such thing.
+ */
+static bool publish_undo(shm_u64 *word, uint64_t *ready, uint64_t *from)
+{
+	if (cas_sc(word, *ready, *from))
+		return true;
+	*ready |= LEASE_SHARED;
+	*from |= LEASE_SHARED;
+	return cas_sc(word, *ready, *from);
+}
+
+/*
  * Queue a lease that we own.
  * @from: its word as owned, WRITING or HELD; on failure it is that again
  * @to: LEASE_READY, or LEASE_PENDING, of which no consumer is told yet
@@ -233,10 +253,10 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 	shm_u64 *word = &a->leases[lease].word;
 	uint64_t deadline = 0, since = 0;
 	uint64_t ready = lease_to(*from, to, a->slot, ch->index);
-	bool rung = false;
+	bool rung;
 	int err = 0, last = 0;
 
-	disarm(ch);
+	rung = disarm(ch);
 	for (;;) {
 		err = publish_refused(ch);
 		if (err)
@@ -265,9 +285,8 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 						 ch->stats);
 				break;
 			}
-			/* Taken back; when that fails a stale cell has delivered it already. */
 			CRASH_POINT("publish_before_undo");
-			if (!cas_sc(word, ready, *from)) {
+			if (!publish_undo(word, &ready, from)) {
 				err = 0;
 				break;
 			}
@@ -310,12 +329,12 @@ int sluice_channel_arm(struct sluice_channel *ch)
 	if (fd < 0)
 		return fd;
 	peer_collect(ch->a);
-	disarm(ch);
+	ch->rung = disarm(ch);
 	ch->armed = consume ? ch->shm->consumer_sleepers : ch->shm->producer_sleepers;
 	sleep_prepare(ch, ch->armed);
 	if (consume ? !ready_to_consume(ch) : !ready_to_produce(ch))
 		return 0;
-	disarm(ch);
+	ch->rung = disarm(ch);
 	return 1;
 }
 
@@ -328,7 +347,7 @@ int sluice_channel_arm_ring(struct sluice_channel *ch, struct io_uring *ring, ui
 		return armed;
 	sqe = io_uring_get_sqe(ring);
 	if (!sqe) {
-		disarm(ch);
+		ch->rung = disarm(ch);
 		return sluice_fail(EBUSY, "channel %s: the caller's ring has no free sqe",
 				   ch->name);
 	}

@@ -48,4 +48,34 @@ check-run:
 check-tree: all
 	$(Q)tests/prove tree tests/tree
 
-CHECKS := check-tree $(CHECKS)
+# Suites that need a variant of the library of their own.
+TEST_CRASH := $(filter crash kill,$(TEST_SUITES))
+TEST_HOSTILE := $(filter hostile,$(TEST_SUITES))
+TEST_PLAIN := $(filter-out $(TEST_CRASH) $(TEST_HOSTILE),$(TEST_SUITES))
+TEST_ASAN := $(call test_programs,asan,$(TEST_PLAIN) $(TEST_HOSTILE))
+TEST_TSAN := $(call test_programs,tsan,$(TEST_PLAIN))
+TEST_VALGRIND := $(call test_programs,lib,$(filter batch share,$(TEST_SUITES)))
+
+.PHONY: check-lib check-crash check-asan check-tsan check-valgrind
+check-lib: $(call test_programs,lib,$(TEST_PLAIN))
+	$(Q)tests/prove lib $^
+
+check-crash: $(call test_programs,crash,$(TEST_CRASH))
+	$(Q)tests/prove crash $^
+
+# Without address randomisation: the sanitizers' shadow wants its place.
+check-asan: $(TEST_ASAN)
+	$(Q)TEST_DIVISOR=10 TEST_WRAP="setarch -R" \
+		ASAN_OPTIONS=detect_stack_use_after_return=1:abort_on_error=1 \
+		UBSAN_OPTIONS=print_stacktrace=1 tests/prove asan $^
+
+check-tsan: $(TEST_TSAN)
+	$(Q)TEST_DIVISOR=10 TEST_WRAP="setarch -R" TSAN_OPTIONS=halt_on_error=1 \
+		tests/prove tsan $^
+
+check-valgrind: $(TEST_VALGRIND)
+	$(Q)TEST_DIVISOR=100 TEST_WRAP="valgrind -q --error-exitcode=99 --leak-check=full \
+		--errors-for-leak-kinds=definite --child-silent-after-fork=no" \
+		tests/prove valgrind $^
+
+CHECKS := check-tree check-lib check-crash check-asan check-tsan check-valgrind $(CHECKS)

@@ -101,6 +101,8 @@ static void slot_recover(struct sluice_arena *a, unsigned int slot, uint64_t wor
 		event_write(a, slot, word);
 	lock_drop(a);
 	CRASH_POINT("recover_before_slot");
+	/* Or the next peer here would be taken for dead until it has written its own. */
+	st_rlx(&a->peers[slot].start_time, 0);
 	st_rel(&a->peers[slot].word, 0);
 	CRASH_POINT("recover_before_wake");
 	wake_everybody(a);

@@ -15,22 +15,31 @@
 #define MAX_OPTS 48
 #define LONG_KEY 256 /* values of getopt_long() for options without a letter */
 
+/* Text begins in one column for all options; a long one has a line of its own in front. */
+#define HELP_COLUMN 26
+
 static void put_option(const struct opt *o)
 {
-	char left[64];
+	char left[128];
 	const char *line = o->help;
+	int at;
 
-	snprintf(left, sizeof(left), "%c%c%s --%s%s%s", o->letter ? '-' : ' ',
-		 o->letter ? o->letter : ' ', o->letter ? "," : " ", o->name, o->arg ? " " : "",
-		 o->arg ? o->arg : "");
-	printf("  %-28s  ", left);
+	if (o->letter)
+		snprintf(left, sizeof(left), "  -%c, --%s %s", o->letter, o->name,
+			 o->arg ? o->arg : "");
+	else
+		snprintf(left, sizeof(left), "      --%s %s", o->name, o->arg ? o->arg : "");
+	at = printf("%s", left);
+	if (at > HELP_COLUMN - 2) {
+		putchar('\n');
+		at = 0;
+	}
 	while (*line) {
 		int n = strcspn(line, "\n");
 
-		printf("%.*s\n", n, line);
+		printf("%*s%.*s\n", HELP_COLUMN - at, "", n, line);
 		line += n + (line[n] == '\n');
-		if (*line)
-			printf("%32s", "");
+		at = 0;
 	}
 }
 

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <liburing.h>
+#include <linux/bpf.h>
+#include <sluice.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "doctor.h"
+#include "term.h"
+
+#define DEVICE "/dev/sluice"
+
+static int arena_try(struct sluice_arena_info *info, uint32_t flags)
+{
+	struct sluice_arena_opts opts = {
+		.sz = sizeof(opts),
+		.flags = flags,
+		.data_bytes = 8 << 20,
+		.backend = SLUICE_BACKEND_MEMFD,
+		.label = "doctor",
+	};
+	struct sluice_arena *a;
+	int ret = sluice_arena_create(&a, &opts);
+
+	if (ret)
+		return ret;
+	info->sz = sizeof(*info);
+	ret = sluice_arena_info(a, info);
+	sluice_arena_detach(a);
+	return ret;
+}
+
+void check_arena(struct finding *f)
+{
+	struct sluice_arena_info info = {0};
+
+	if (arena_try(&info, 0))
+		finding_fail(f, NULL, "making an arena of 8 MiB failed: %s", sluice_strerror());
+	else
+		finding_pass(f, "an arena of 8 MiB was made and faulted in within %.1f ms",
+			     info.create_ns / 1e6);
+}
+
+static uint64_t meminfo(const char *key)
+{
+	FILE *file = fopen("/proc/meminfo", "re");
+	uint64_t n = 0;
+	char line[256];
+
+	while (file && fgets(line, sizeof(line), file)) {
+		if (!strncmp(line, key, strlen(key)))
+			sscanf(line + strlen(key), "%" SCNu64, &n);
+	}
+	if (file)
+		fclose(file);
+	return n;
+}
+
+void check_huge_pages(struct finding *f)
+{
+	uint64_t free = meminfo("HugePages_Free:"), kib = meminfo("Hugepagesize:");
+	struct sluice_arena_info info = {0};
+	char pool[64] = "";
+
+	if (free)
+		snprintf(pool, sizeof(pool),
+			 "; the hugetlb pool has %" PRIu64 " free pages of %" PRIu64 " KiB", free,
+			 kib);
+	if (arena_try(&info, SLUICE_ARENA_NO_HUGETLB)) {
+		finding_warn(f, NULL, "cannot be told without an arena");
+		return;
+	}
+	if (info.huge_bytes == info.data_bytes)
+		finding_pass(f, "shared memory gets transparent huge pages, all of 8 MiB%s", pool);
+	else if (free)
+		finding_pass(f, "no transparent huge pages for shared memory%s", pool);
+	else
+		finding_warn(f, "echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+			     "arenas are on 4 KiB pages (%" PRIu64 " of 8 MiB on huge ones)",
+			     info.huge_bytes >> 20);
+}
+
+void check_io_uring(struct finding *f)
+{
+	FILE *file = fopen("/proc/sys/kernel/io_uring_disabled", "re");
+	struct io_uring ring;
+	int disabled = 0, ret;
+
+	if (file && fscanf(file, "%d", &disabled) != 1)
+		disabled = 0;
+	if (file)
+		fclose(file);
+	ret = io_uring_queue_init(8, &ring, 0);
+	if (!ret) {
+		io_uring_queue_exit(&ring);
+		finding_pass(f, "rings can be made: doorbells go through io_uring");
+		return;
+	}
+	if (disabled)
+		finding_warn(f, "sysctl kernel.io_uring_disabled=0",
+			     "refused by kernel.io_uring_disabled=%d: doorbells go through poll",
+			     disabled);
+	else
+		finding_warn(f, "docker run --security-opt seccomp=unconfined IMAGE",
+			     "refused (%s), as container profiles do: doorbells go through poll",
+			     strerror(-ret));
+}
+
+void check_pidfd(struct finding *f)
+{
+	int fd = syscall(SYS_pidfd_open, getpid(), 0);
+
+	if (fd < 0) {
+		finding_fail(f, NULL,
+			     "pidfd_open is refused (%s): the death of a peer would go unseen",
+			     strerror(errno));
+		return;
+	}
+	close(fd);
+	finding_pass(f, "the death of a peer is seen at once");
+}
+
+void check_module(struct finding *f)
+{
+	int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
+
+	if (fd >= 0) {
+		close(fd);
+		finding_pass(f, DEVICE " opens: arenas are pinned, and the kernel reports deaths");
+	} else if (errno == ENOENT) {
+		finding_warn(f, "modprobe sluice", "not loaded: arenas are memfds");
+	} else {
+		finding_warn(f, "chmod 0666 " DEVICE,
+			     DEVICE " cannot be opened: %s; arenas are memfds", strerror(errno));
+	}
+}
+
+static int bpf(int cmd, union bpf_attr *attr)
+{
+	return syscall(SYS_bpf, cmd, attr, sizeof(*attr));
+}
+
+void check_bpf(struct finding *f)
+{
+	static const struct bpf_insn program[] = {
+		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0},
+		{.code = BPF_JMP | BPF_EXIT},
+	};
+	union bpf_attr load = {
+		.prog_type = BPF_PROG_TYPE_RAW_TRACEPOINT,
+		.insns = (uintptr_t)program,
+		.insn_cnt = 2,
+		.license = (uintptr_t) "GPL",
+	};
+	union bpf_attr attach = {0};
+	int fd = bpf(BPF_PROG_LOAD, &load), link;
+
+	if (fd < 0) {
+		finding_warn(f, geteuid() ? "sudo sluice doctor" : NULL,
+			     "a tracing program cannot be loaded (%s): sluice stat and trace show "
+			     "arenas "
+			     "only",
+			     strerror(errno));
+		return;
+	}
+	attach.raw_tracepoint.name = (uintptr_t) "sched_process_exec";
+	attach.raw_tracepoint.prog_fd = fd;
+	link = bpf(BPF_RAW_TRACEPOINT_OPEN, &attach);
+	if (link < 0)
+		finding_warn(f, NULL,
+			     "a tracing program can be loaded but not attached (%s): sluice stat "
+			     "and trace "
+			     "show arenas only",
+			     strerror(errno));
+	else if (access("/sys/kernel/btf/vmlinux", R_OK))
+		finding_warn(f, NULL,
+			     "the kernel has no BTF: sluice stat and trace show arenas only");
+	else
+		finding_pass(f, "tracing programs load and attach, and the kernel has BTF");
+	if (link >= 0)
+		close(link);
+	close(fd);
+}
+
+void check_cuda(struct finding *f)
+{
+	int (*version_get)(int *version);
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	int version = 0;
+
+	if (!cuda) {
+		finding_warn(f, "apt-get install nvidia-driver", "no CUDA driver (libcuda.so.1)");
+		return;
+	}
+	/* This call makes no context and wakes no GPU. */
+	*(void **)&version_get = dlsym(cuda, "cuDriverGetVersion");
+	if (!version_get || version_get(&version))
+		finding_warn(f, "nvidia-smi",
+			     "libcuda.so.1 is there but does not tell its version");
+	else if (access("/dev/nvidiactl", R_OK | W_OK))
+		finding_warn(f, "nvidia-modprobe -c 0 -u",
+			     "the driver library supports CUDA %d.%d, but /dev/nvidiactl cannot be "
+			     "opened: %s",
+			     version / 1000, version % 1000 / 10, strerror(errno));
+	else
+		finding_pass(f, "the driver supports CUDA %d.%d", version / 1000,
+			     version % 1000 / 10);
+	dlclose(cuda);
+}

@@ -38,7 +38,9 @@ void check_huge_pages(struct finding *f);
 void check_io_uring(struct finding *f);
 void check_pidfd(struct finding *f);
 void check_module(struct finding *f);
-void check_bpf(struct finding *f);
 void check_cuda(struct finding *f);
+
+/* doctor_bpf.c */
+void check_bpf(struct finding *f);
 
 #endif

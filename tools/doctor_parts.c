@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <liburing.h>
-#include <linux/bpf.h>
 #include <sluice.h>
 #include <stdio.h>
 #include <string.h>
@@ -139,53 +138,6 @@ void check_module(struct finding *f)
 		finding_warn(f, "chmod 0666 " DEVICE,
 			     DEVICE " cannot be opened: %s; arenas are memfds", strerror(errno));
 	}
-}
-
-static int bpf(int cmd, union bpf_attr *attr)
-{
-	return syscall(SYS_bpf, cmd, attr, sizeof(*attr));
-}
-
-void check_bpf(struct finding *f)
-{
-	static const struct bpf_insn program[] = {
-		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0},
-		{.code = BPF_JMP | BPF_EXIT},
-	};
-	union bpf_attr load = {
-		.prog_type = BPF_PROG_TYPE_RAW_TRACEPOINT,
-		.insns = (uintptr_t)program,
-		.insn_cnt = 2,
-		.license = (uintptr_t) "GPL",
-	};
-	union bpf_attr attach = {0};
-	int fd = bpf(BPF_PROG_LOAD, &load), link;
-
-	if (fd < 0) {
-		finding_warn(f, geteuid() ? "sudo sluice doctor" : NULL,
-			     "a tracing program cannot be loaded (%s): sluice stat and trace show "
-			     "arenas "
-			     "only",
-			     strerror(errno));
-		return;
-	}
-	attach.raw_tracepoint.name = (uintptr_t) "sched_process_exec";
-	attach.raw_tracepoint.prog_fd = fd;
-	link = bpf(BPF_RAW_TRACEPOINT_OPEN, &attach);
-	if (link < 0)
-		finding_warn(f, NULL,
-			     "a tracing program can be loaded but not attached (%s): sluice stat "
-			     "and trace "
-			     "show arenas only",
-			     strerror(errno));
-	else if (access("/sys/kernel/btf/vmlinux", R_OK))
-		finding_warn(f, NULL,
-			     "the kernel has no BTF: sluice stat and trace show arenas only");
-	else
-		finding_pass(f, "tracing programs load and attach, and the kernel has BTF");
-	if (link >= 0)
-		close(link);
-	close(fd);
 }
 
 void check_cuda(struct finding *f)

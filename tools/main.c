@@ -9,10 +9,7 @@
 #include "cmd.h"
 
 /* A part whose tools or headers were missing is not built, and its noun says so. */
-#pragma weak cmd_arena
 #pragma weak cmd_bench
-#pragma weak cmd_doctor
-#pragma weak cmd_pump
 #pragma weak cmd_stat
 #pragma weak cmd_trace
 

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
+/* Arenas have no name; who looks for them looks through the descriptors of all processes. */
+#ifndef SLUICE_TOOLS_ARENA_FIND_H
+#define SLUICE_TOOLS_ARENA_FIND_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* One process that has a descriptor of an arena's control region. */
+struct holder {
+	pid_t pid;
+	int fd;
+	char comm[16];
+};
+
+struct found {
+	dev_t dev;
+	ino_t ino;
+	struct holder *holder;
+	unsigned int holders;
+};
+
+struct finds {
+	struct found *found;
+	unsigned int n;
+	unsigned int hidden; /* processes whose descriptors this user may not see */
+};
+
+/* Return: 0 or a negative errno. */
+int arenas_find(struct finds *f);
+void finds_free(struct finds *f);
+
+#endif

@@ -43,6 +43,8 @@ static const char *lease_state_name(enum lease_state s)
 		return "free";
 	case LEASE_WRITING:
 		return "writing";
+	case LEASE_PENDING:
+		return "pending";
 	case LEASE_READY:
 		return "ready";
 	case LEASE_HELD:

@@ -183,6 +183,7 @@ static void extent_count(struct view *v, const struct view_extent *e)
 
 	switch (e->state) {
 	case LEASE_WRITING:
+	case LEASE_PENDING:
 		extents_add(&v->writing, e->bytes, e->age_ns);
 		if (p)
 			extents_add(&p->writing, e->bytes, e->age_ns);

@@ -16,6 +16,9 @@
 #include "table.h"
 #include "term.h"
 
+/* What fits the caches is fastest. */
+#define MIN_ARENA (32ULL << 20)
+
 enum {
 	BY_ARENA,
 	BY_PIPE,
@@ -264,6 +267,13 @@ static uint64_t cpus(void)
 	return sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 }
 
+static uint64_t arena_bytes(const struct pump_opts *o)
+{
+	uint64_t bytes = 8 * o->producers * o->batch_bytes;
+
+	return bytes < MIN_ARENA ? MIN_ARENA : bytes;
+}
+
 static int finish(const struct run *runs, unsigned int n, const struct pump_list *l,
 		  const bool *verified, bool json)
 {
@@ -297,6 +307,9 @@ static int pump(struct pump_list *l, const struct pump_opts *o, struct run *runs
 	memset(verified, true, l->files + 1);
 	if (o->json) {
 		json_object(&j, NULL);
+		json_uint(&j, "producers", o->producers);
+		json_uint(&j, "batch_bytes", o->batch_bytes);
+		json_uint(&j, "arena_bytes", o->arena_bytes);
 		json_list(&j, l);
 		json_array(&j, "transports");
 	}
@@ -331,8 +344,7 @@ int cmd_pump(int argc, char **argv)
 {
 	struct pump_opts o = {
 		.producers = cpus() > 8 ? 8 : cpus(),
-		.batch_bytes = 4 << 20,
-		.arena_bytes = 256 << 20,
+		.batch_bytes = 256 << 10,
 		.max_bytes = UINT64_MAX / 2,
 	};
 	int transport = BY_ARENA;
@@ -359,7 +371,7 @@ int cmd_pump(int argc, char **argv)
 		 .arg = "N",
 		 .min = 4096,
 		 .max = 1ULL << 32,
-		 .help = "payload of a batch (default 4M); larger files are split"},
+		 .help = "payload of a batch (default 256K); larger files are split"},
 		{.name = "arena-bytes",
 		 .letter = 'a',
 		 .kind = OPT_BYTES,
@@ -367,7 +379,8 @@ int cmd_pump(int argc, char **argv)
 		 .arg = "N",
 		 .min = 1 << 16,
 		 .max = 1ULL << 46,
-		 .help = "data region of the arena (default 256M)"},
+		 .help = "data region of the arena (default: 8 batches for each\n"
+			 "producer, at least 32M; what fits the caches is fastest)"},
 		{.name = "manifest",
 		 .letter = 'm',
 		 .kind = OPT_TEXT,
@@ -410,6 +423,8 @@ int cmd_pump(int argc, char **argv)
 		complain("pump", "no directory is given; see sluice pump --help");
 		return EXIT_USAGE;
 	}
+	if (!o.arena_bytes)
+		o.arena_bytes = arena_bytes(&o);
 	if (transport == BY_PIPE)
 		runs[0].ops = &carrier_pipe;
 

@@ -349,7 +349,7 @@ static bool is_asked(const struct view *v, const struct found *f, const char *wh
 	return false;
 }
 
-static int found_view(struct view *v, const struct found *f)
+static int found_view(struct view *v, const struct found *f, bool say)
 {
 	char path[64], why[256] = "every process that had it is gone";
 	int fd, ret = -ENOENT;
@@ -368,7 +368,7 @@ static int found_view(struct view *v, const struct found *f)
 		break;
 	}
 	/* A process that ended between the two looks has taken its arena along. */
-	if (ret && ret != -ENOENT)
+	if (ret && ret != -ENOENT && say)
 		complain("arena", "the arena open in process %d: %s", f->holder[0].pid, why);
 	return ret;
 }
@@ -395,7 +395,8 @@ static int arenas(const struct asked *ask, bool in_full)
 		const struct found *f = &finds.found[i];
 		struct view v;
 
-		ret = found_view(&v, f);
+		/* When one is asked for, what is wrong with others is not the question. */
+		ret = found_view(&v, f, !ask->which);
 		failed += ret && ret != -ENOENT;
 		if (ret)
 			continue;
@@ -427,7 +428,7 @@ static int arenas(const struct asked *ask, bool in_full)
 		complain("arena", "no arena has the id, process or label %s", ask->which);
 		return EXIT_FINDINGS;
 	}
-	return failed ? EXIT_FINDINGS : EXIT_OK;
+	return failed && !ask->which ? EXIT_FINDINGS : EXIT_OK;
 }
 
 int cmd_arena(int argc, char **argv)

@@ -35,7 +35,7 @@ install-tools: tools
 DEMO_DIRS := $(wildcard /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu) /usr/bin /usr/share
 DEMO_BYTES := 400M
 demo-run: tools
-	$(Q)$(B)/sluice pump --transport both --max-bytes $(DEMO_BYTES) $(DEMO_DIRS)
+	$(Q)$(B)/sluice pump --transport both --rounds 3 --max-bytes $(DEMO_BYTES) $(DEMO_DIRS)
 
 ifneq ($(and $(call have_header,liburing.h),$(call have_header,xxhash.h)),)
 ALL += tools
@@ -43,3 +43,20 @@ INSTALLS += install-tools
 else
 NOTES += "the program needs liburing.h and xxhash.h (Debian: apt-get install liburing-dev libxxhash-dev) and is left out"
 endif
+
+# ------------------------------------------------------------------ tests
+
+$(B)/test/tools/meddle.so: tests/tools/meddle.c tools/build.mk
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) -fvisibility=default -shared -fPIC -o $@ $< -ldl
+
+$(B)/test/tools/holder: tests/tools/holder.c $(B)/lib/libsluice.a tools/build.mk
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) $(ALL_CFLAGS) -o $@ $< $(B)/lib/libsluice.a $(LIB_LIBS)
+
+.PHONY: check-tools
+check-tools: tools $(B)/test/tools/meddle.so $(B)/test/tools/holder
+	$(Q)tests/prove tools tests/tools/test_pump tests/tools/test_help tests/tools/test_look
+CHECKS += check-tools

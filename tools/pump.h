@@ -14,7 +14,10 @@
 
 #include <sluice.h>
 
+#include "json.h"
+
 #define PUMP_MAX_PRODUCERS 64
+#define PUMP_MAX_ROUNDS	   99
 
 /* ------------------------------------------------------------------ what to do */
 
@@ -23,6 +26,7 @@ struct pump_opts {
 	uint64_t batch_bytes;
 	uint64_t arena_bytes;
 	uint64_t max_bytes; /* of files; the walk stops there */
+	uint64_t rounds;
 	const char *manifest;
 	bool json;
 };
@@ -116,8 +120,8 @@ struct part {
 	uint32_t reserved;
 };
 
-#define PARCEL_MAX_PARTS   1024U
-#define PARCEL_INDEX_BYTES (64U << 10)
+#define PARCEL_MAX_PARTS   256U
+#define PARCEL_INDEX_BYTES (32U << 10)
 
 /* As a consumer sees it.  All of this may be damaged: look before use. */
 struct parcel {
@@ -190,6 +194,27 @@ struct pump_result {
 /* Forks the producers, consumes, reaps.  Return: 0 or a negative errno; files say what befell them. */
 int pump_run(const struct carrier_ops *ops, struct pump_list *l, const struct pump_opts *o,
 	     struct pump_result *res);
+
+/* ------------------------------------------------------------------ the report */
+
+struct run {
+	const struct carrier_ops *ops;
+	uint64_t round; /* the one that is under way or was the last */
+	struct pump_result res[PUMP_MAX_ROUNDS];
+	uint64_t troubles; /* of all rounds */
+};
+
+void report_unwalked(const struct pump_list *l);
+/* The last round of a run; the files in the list say what befell them in it. */
+void report_run(const struct run *r, const struct pump_list *l, uint64_t producers);
+void report_table(const struct run *runs, unsigned int n, uint64_t rounds);
+void report_list_json(struct json *j, const struct pump_list *l);
+void report_run_json(struct json *j, const struct run *r, const struct pump_list *l,
+		     uint64_t producers);
+/* The round with the median time. */
+const struct pump_result *run_median(const struct run *r, uint64_t rounds);
+/* Hash and name of each verified file.  Return: 0 or a negative errno. */
+int manifest_write(const char *path, const struct pump_list *l);
 
 struct progress;
 struct progress *progress_begin(const char *what, uint64_t bytes, bool quiet);

@@ -14,28 +14,60 @@ struct arena_carrier {
 	uint64_t batch_bytes;
 };
 
+static int arena_begin(struct carrier *c)
+{
+	struct arena_carrier *a = c->own;
+
+	return sluice_batch_begin_opts(a->channel, &a->batch,
+				       &(struct sluice_batch_opts){
+					       .sz = sizeof(struct sluice_batch_opts),
+					       .bytes = a->batch_bytes + PARCEL_INDEX_BYTES,
+					       .tensors = PARCEL_MAX_PARTS + 1,
+					       .align = 64,
+					       .timeout_ns = SLUICE_FOREVER,
+				       });
+}
+
+static int channel_open(struct arena_carrier *a, uint32_t flags)
+{
+	struct sluice_channel_opts opts = {.sz = sizeof(opts), .flags = flags};
+
+	if (flags & SLUICE_CHANNEL_KEEP_OPEN)
+		return sluice_channel_create(&a->channel, a->arena, "files", &opts);
+	return sluice_channel_open(&a->channel, a->arena, "files", &opts);
+}
+
 static int arena_open(struct carrier *c, const struct pump_opts *o)
 {
 	struct arena_carrier *a = calloc(1, sizeof(*a));
+	struct sluice_arena_opts opts = {
+		.sz = sizeof(opts), .data_bytes = o->arena_bytes, .label = "pump"};
+	struct sluice_channel *consume;
 	int ret;
 
 	if (!a)
 		return -ENOMEM;
 	c->own = a;
 	a->batch_bytes = o->batch_bytes;
-	ret = sluice_arena_create(
-		&a->arena, &(struct sluice_arena_opts){.sz = sizeof(struct sluice_arena_opts),
-						       .data_bytes = o->arena_bytes,
-						       .label = "pump"});
+	ret = sluice_arena_create(&a->arena, &opts);
 	if (ret)
 		return ret;
 	/* Producers come when they come: that none has come yet is not the end of the stream. */
-	return sluice_channel_create(&a->channel, a->arena, "files",
-				     &(struct sluice_channel_opts){
-					     .sz = sizeof(struct sluice_channel_opts),
-					     .flags = SLUICE_CHANNEL_CONSUME |
-						      SLUICE_CHANNEL_KEEP_OPEN,
-				     });
+	ret = channel_open(a, SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_KEEP_OPEN);
+	if (ret)
+		return ret;
+
+	/* A batch that can never fit is better known now than to every producer. */
+	consume = a->channel;
+	a->channel = NULL;
+	ret = channel_open(a, SLUICE_CHANNEL_PRODUCE);
+	if (!ret)
+		ret = arena_begin(c);
+	sluice_batch_abort(a->batch);
+	a->batch = NULL;
+	sluice_channel_close(a->channel);
+	a->channel = consume;
+	return ret;
 }
 
 static int arena_forked(struct carrier *c)
@@ -52,27 +84,7 @@ static int arena_join(struct carrier *c, unsigned int producer)
 	a->arena = NULL;
 	a->channel = NULL;
 	ret = sluice_arena_reattach(&a->arena, inherited);
-	if (ret)
-		return ret;
-	return sluice_channel_open(&a->channel, a->arena, "files",
-				   &(struct sluice_channel_opts){
-					   .sz = sizeof(struct sluice_channel_opts),
-					   .flags = SLUICE_CHANNEL_PRODUCE,
-				   });
-}
-
-static int arena_begin(struct carrier *c)
-{
-	struct arena_carrier *a = c->own;
-
-	return sluice_batch_begin_opts(a->channel, &a->batch,
-				       &(struct sluice_batch_opts){
-					       .sz = sizeof(struct sluice_batch_opts),
-					       .bytes = a->batch_bytes + PARCEL_INDEX_BYTES,
-					       .tensors = PARCEL_MAX_PARTS + 1,
-					       .align = 64,
-					       .timeout_ns = SLUICE_FOREVER,
-				       });
+	return ret ? ret : channel_open(a, SLUICE_CHANNEL_PRODUCE);
 }
 
 static void *arena_part(struct carrier *c, uint64_t bytes)

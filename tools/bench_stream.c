@@ -233,9 +233,15 @@ static int footprint_run(struct bench_crew *c, int side, uint64_t n)
 	double kib;
 	int err;
 
-	/* The reader of /proc has its buffers before it counts them. */
+	/* Whatever is made at the first sleep of a side, or to read /proc, is there before we count. */
 	private_kib();
-	err = stream_some(c, side, 1000);
+	if (side)
+		usleep(20000);
+	err = stream_some(c, side, 1);
+	if (!side)
+		usleep(20000);
+	if (!err)
+		err = stream_some(c, side, 999);
 	if (err)
 		return err;
 	kib = private_kib();

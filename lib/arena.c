@@ -45,6 +45,21 @@ int opts_copy(void *to, size_t size, const void *from, const char *name)
 	return 0;
 }
 
+/* The way back: fill as much as the caller's struct has room for; what we do not know is zero. */
+int info_copy(void *to, const void *from, size_t size, const char *name)
+{
+	size_t given;
+
+	memcpy(&given, to, sizeof(given));
+	if (given < 2 * sizeof(size_t) || given > 4096)
+		return sluice_fail(EINVAL, "%s.sz: %zu is not its size, which is %zu", name, given,
+				   size);
+	memset(to, 0, given);
+	memcpy(to, from, min_u64(given, size));
+	memcpy(to, &given, sizeof(given));
+	return 0;
+}
+
 int arena_check(const struct sluice_arena *a)
 {
 	if (arena_forked(a))
@@ -85,7 +100,7 @@ static struct sluice_arena *arena_new(void)
 		return NULL;
 	}
 	a->region.ctl_fd = a->region.data_fd = -1;
-	a->watch_fd = a->peer_fd = -1;
+	a->watch_fd = a->event_fd = a->peer_fd = -1;
 	a->slot = SHM_NONE;
 	pthread_mutex_init(&a->watch_lock, NULL);
 	pthread_mutex_init(&a->pool_lock, NULL);
@@ -532,6 +547,5 @@ int sluice_arena_info(const struct sluice_arena *a, struct sluice_arena_info *in
 	for (unsigned int k = 0; k < SLUICE_MAX_PEERS; k++)
 		i.peers += peer_state(ld_rlx(&a->peers[k].word)) == PEER_ALIVE;
 	memcpy(i.label, a->hdr.label, sizeof(i.label));
-	memcpy(info, &i, min_u64(info->sz, sizeof(i)));
-	return 0;
+	return info_copy(info, &i, sizeof(i), "sluice_arena_info");
 }

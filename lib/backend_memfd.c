@@ -118,6 +118,69 @@ static int memfd_pass(struct sluice_arena *a, enum sluice_role role, int fds[2],
 	return 2;
 }
 
+/* ------------------------------------------------------------------ sockets that ring */
+
+/* A datagram socket with an autobound abstract name: the kernel finds a free one. */
+static int socket_open(uint64_t *name)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	socklen_t len = sizeof(addr);
+	int fd, err;
+
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return sluice_fail(errno, "no socket for a bell: %s", strerror(errno));
+	if (bind(fd, (struct sockaddr *)&addr, sizeof(sa_family_t)) ||
+	    getsockname(fd, (struct sockaddr *)&addr, &len)) {
+		err = errno;
+		close(fd);
+		return sluice_fail(err, "no name for a bell: %s", strerror(err));
+	}
+	*name = 0;
+	memcpy(name, addr.sun_path + 1, NAME_LEN);
+	return fd;
+}
+
+static void socket_drain(int fd)
+{
+	char buf[16];
+
+	while (recv(fd, buf, sizeof(buf), MSG_DONTWAIT) >= 0)
+		;
+}
+
+static void socket_ring(uint64_t name)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	static int fd = -1; /* one for the process, unbound: sending needs no address */
+	int mine = __atomic_load_n(&fd, __ATOMIC_ACQUIRE);
+
+	if (mine < 0) {
+		int none = -1, made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+		if (made < 0)
+			return;
+		/* Of two threads that come here first, one keeps its socket. */
+		if (!__atomic_compare_exchange_n(&fd, &none, made, false, __ATOMIC_ACQ_REL,
+						 __ATOMIC_ACQUIRE)) {
+			close(made);
+			made = none;
+		}
+		mine = made;
+	}
+	/* An autobound name is five hex digits: a damaged one must not reach anybody else. */
+	for (int i = 0; i < NAME_LEN; i++) {
+		char c = (char)(name >> 8 * i);
+
+		if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
+			return;
+	}
+	memcpy(addr.sun_path + 1, &name, NAME_LEN);
+	/* A full queue means that the bell rings already; a closed one, that nobody listens. */
+	sendto(mine, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr,
+	       offsetof(struct sockaddr_un, sun_path) + 1 + NAME_LEN);
+}
+
 /* ------------------------------------------------------------------ deaths */
 
 static int memfd_join(struct sluice_arena *a)
@@ -132,9 +195,11 @@ static int memfd_join(struct sluice_arena *a)
 
 static void memfd_leave(struct sluice_arena *a)
 {
+	if (a->event_fd >= 0)
+		close(a->event_fd);
 	if (a->watch_fd >= 0)
 		close(a->watch_fd);
-	a->watch_fd = -1;
+	a->event_fd = a->watch_fd = -1;
 }
 
 static int memfd_watch(struct sluice_arena *a, unsigned int slot, uint64_t word)
@@ -182,8 +247,12 @@ static void memfd_collect(struct sluice_arena *a, void (*dead)(unsigned int slot
 	struct epoll_event ev[SLUICE_MAX_PEERS];
 	int n = epoll_wait(a->watch_fd, ev, SLUICE_MAX_PEERS, 0);
 
-	for (int i = 0; i < n; i++)
-		dead(ev[i].data.u32, arg);
+	for (int i = 0; i < n; i++) {
+		if (ev[i].data.u32 == SHM_NONE)
+			socket_drain(a->event_fd);
+		else
+			dead(ev[i].data.u32, arg);
+	}
 }
 
 static bool memfd_is_dead(struct sluice_arena *a, unsigned int slot)
@@ -210,26 +279,11 @@ static void memfd_death_reason(struct sluice_arena *a, uint32_t pid, int *sig, i
 
 static int memfd_bell_open(struct sluice_channel *ch)
 {
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
-	socklen_t len = sizeof(addr);
-	uint64_t name = 0;
-	int fd;
+	uint64_t name;
+	int fd = socket_open(&name);
 
-	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
-		return sluice_fail(errno, "channel %s: no socket for its bell: %s", ch->name,
-				   strerror(errno));
-	/* Autobind: the kernel finds a free abstract name. */
-	if (bind(fd, (struct sockaddr *)&addr, sizeof(sa_family_t)) ||
-	    getsockname(fd, (struct sockaddr *)&addr, &len) ||
-	    len != offsetof(struct sockaddr_un, sun_path) + 1 + NAME_LEN) {
-		int err = errno;
-
-		close(fd);
-		return sluice_fail(err ? err : EPROTO, "channel %s: no name for its bell: %s",
-				   ch->name, strerror(err));
-	}
-	memcpy(&name, addr.sun_path + 1, NAME_LEN);
+		return fd;
 	ch->bell_fd = fd;
 	st_rlx(&ch->ep->bell_name, name);
 	/* Release: who reads the kind (after S1, in W2) reads the name too. */
@@ -239,43 +293,34 @@ static int memfd_bell_open(struct sluice_channel *ch)
 
 static void memfd_bell_ring(struct sluice_arena *a, struct shm_endpoint *to)
 {
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
-	uint64_t name = ld_rlx(&to->bell_name);
-	static int fd = -1; /* one for the process, unbound: sending needs no address */
-	int mine = __atomic_load_n(&fd, __ATOMIC_ACQUIRE);
-
-	if (mine < 0) {
-		int none = -1, made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-
-		if (made < 0)
-			return;
-		/* Of two threads that come here first, one keeps its socket. */
-		if (!__atomic_compare_exchange_n(&fd, &none, made, false, __ATOMIC_ACQ_REL,
-						 __ATOMIC_ACQUIRE)) {
-			close(made);
-			made = none;
-		}
-		mine = made;
-	}
-	/* An autobound name is five hex digits: a damaged one must not reach anybody else. */
-	for (int i = 0; i < NAME_LEN; i++) {
-		char c = (char)(name >> 8 * i);
-
-		if (!((c >= '0' && c <= '9') || (c >= 'a' && c <= 'f')))
-			return;
-	}
-	memcpy(addr.sun_path + 1, &name, NAME_LEN);
-	/* A full queue means that the bell rings already; a closed one, that nobody listens. */
-	sendto(mine, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr,
-	       offsetof(struct sockaddr_un, sun_path) + 1 + NAME_LEN);
+	socket_ring(ld_rlx(&to->bell_name));
 }
 
 static void memfd_bell_drain(struct sluice_channel *ch)
 {
-	char buf[16];
+	socket_drain(ch->bell_fd);
+}
 
-	while (recv(ch->bell_fd, buf, sizeof(buf), MSG_DONTWAIT) >= 0)
-		;
+/* pidfds do not tell of those that join later, nor of recoveries that others do. */
+static int memfd_event_open(struct sluice_arena *a)
+{
+	struct epoll_event ev = {.events = EPOLLIN, .data.u32 = SHM_NONE};
+	uint64_t name;
+	int fd, err;
+
+	if (a->event_fd >= 0)
+		return 0;
+	fd = socket_open(&name);
+	if (fd < 0)
+		return fd;
+	if (epoll_ctl(a->watch_fd, EPOLL_CTL_ADD, fd, &ev)) {
+		err = errno;
+		close(fd);
+		return sluice_fail(err, "no bell for events: %s", strerror(err));
+	}
+	a->event_fd = fd;
+	st_rel(&a->peers[a->slot].event_bell, name); /* pairs with wake_everybody() */
+	return 0;
 }
 
 const struct sluice_backend_ops sluice_backend_memfd = {
@@ -291,6 +336,8 @@ const struct sluice_backend_ops sluice_backend_memfd = {
 	.bell_open = memfd_bell_open,
 	.bell_ring = memfd_bell_ring,
 	.bell_drain = memfd_bell_drain,
+	.event_open = memfd_event_open,
+	.event_ring = socket_ring,
 	.watch = memfd_watch,
 	.unwatch = memfd_unwatch,
 	.collect = memfd_collect,

@@ -495,9 +495,7 @@ int sluice_batch_info(const struct sluice_batch *b, struct sluice_batch_info *in
 	};
 	int err = arena_check(b->a);
 
-	if (!err)
-		memcpy(info, &i, min_u64(info->sz, sizeof(i)));
-	return err;
+	return err ? err : info_copy(info, &i, sizeof(i), "sluice_batch_info");
 }
 
 int sluice_batch_tensor(const struct sluice_batch *b, unsigned int i, struct sluice_tensor *view)
@@ -520,8 +518,7 @@ int sluice_batch_tensor(const struct sluice_batch *b, unsigned int i, struct slu
 	t.strides = m->strides;
 	t.bytes = m->bytes;
 	t.offset = m->offset;
-	memcpy(view, &t, min_u64(view->sz, sizeof(t)));
-	return 0;
+	return info_copy(view, &t, sizeof(t), "sluice_tensor");
 }
 
 int sluice_batch_blob(const struct sluice_batch *b, unsigned int i, const char **name,

@@ -7,6 +7,7 @@
  */
 #include "internal.h"
 
+#define LARGE_BYTES  (1 << 20)
 #define LARGEST_RUNS 4096 /* how far to look for what is left after an allocation */
 
 static int table_damaged(const struct sluice_arena *a, uint64_t at)
@@ -114,8 +115,12 @@ int extent_alloc(struct sluice_arena *a, uint64_t nblocks, bool want_largest, ui
 	if (err)
 		return err;
 	CRASH_POINT("alloc_locked");
+	/*
+	 * Small extents go round the arena, where the oldest are free soonest.  Large ones start at the
+	 * bottom: what was used last is still in the cache, and few runs have to be looked at.
+	 */
 	at = ld_rlx(&a->root->rover);
-	if (at >= a->hdr.nblocks)
+	if (at >= a->hdr.nblocks || nblocks << a->hdr.block_shift >= LARGE_BYTES)
 		at = 0;
 	err = -ENOSPC;
 	while (seen < a->hdr.nblocks) {
@@ -338,6 +343,5 @@ int sluice_arena_usage(struct sluice_arena *a, struct sluice_arena_usage *usage)
 	lock_drop(a);
 	for (uint64_t i = a->hdr.nblocks; i < a->nleases; i++)
 		u.shared += lease_state(ld_rlx(&a->leases[i].word)) != LEASE_FREE;
-	memcpy(usage, &u, min_u64(usage->sz, sizeof(u)));
-	return 0;
+	return info_copy(usage, &u, sizeof(u), "sluice_arena_usage");
 }

@@ -126,6 +126,7 @@ struct sluice_arena {
 	pthread_mutex_t watch_lock;
 	struct peer_watch watch[SLUICE_MAX_PEERS];
 	int watch_fd; /* polls readable when a peer may have died */
+	int event_fd; /* memfd: the bell for joins and recoveries, in watch_fd */
 	shm_u32 joins_seen; /* private; atomic because threads share the handle */
 	shm_u32 missed; /* a watch was closed on a peer that others recovered */
 	shm_u64 last_look_ns;
@@ -154,6 +155,9 @@ struct sluice_backend_ops {
 	int (*bell_open)(struct sluice_channel *ch);
 	void (*bell_ring)(struct sluice_arena *a, struct shm_endpoint *to);
 	void (*bell_drain)(struct sluice_channel *ch);
+	/* watch_fd becomes readable for joins and recoveries too; NULL when it always does */
+	int (*event_open)(struct sluice_arena *a);
+	void (*event_ring)(uint64_t bell);
 	/* open what is needed to learn of the death of this peer; -ESRCH when it is dead already */
 	int (*watch)(struct sluice_arena *a, unsigned int slot, uint64_t word);
 	void (*unwatch)(struct sluice_arena *a, unsigned int slot);
@@ -199,6 +203,7 @@ struct sluice_channel {
 	uint64_t sequence;
 	uint64_t spin_max_ns;
 	uint64_t spin_ns; /* adapts */
+	uint32_t turn; /* batches that it may still queue before those who wait for room */
 
 	bool rung; /* while it was armed, and not yet made use of */
 	shm_u64 *armed; /* the sleepers map that sluice_channel_arm() put us into */
@@ -233,6 +238,7 @@ struct sluice_batch {
 /* arena.c */
 int arena_check(const struct sluice_arena *a);
 int opts_copy(void *to, size_t size, const void *from, const char *name);
+int info_copy(void *to, const void *from, size_t size, const char *name);
 
 static inline bool arena_forked(const struct sluice_arena *a)
 {
@@ -290,6 +296,7 @@ int ring_push(struct sluice_channel *ch, uint32_t lease, uint64_t gen);
 int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word);
 void ring_resolved(struct sluice_channel *ch);
 bool ring_readable(const struct sluice_channel *ch);
+uint64_t ring_ahead(const struct sluice_channel *ch);
 bool ring_writable(const struct sluice_channel *ch);
 bool ring_names(struct sluice_arena *a, const struct shm_channel *c, uint32_t lease, uint64_t word);
 uint32_t ring_queued(struct sluice_arena *a, const struct shm_channel *c);
@@ -297,6 +304,7 @@ bool channel_geometry(struct sluice_arena *a, const struct shm_channel *c, uint3
 		      uint32_t *capacity);
 
 /* sleep.c */
+bool map_has(shm_u64 *map, unsigned int n);
 bool map_any(shm_u64 *map);
 void map_set(shm_u64 *map, unsigned int n);
 bool map_clear(shm_u64 *map, unsigned int n);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /*
- * The allocator lock: a futex word that names the peer slot of its holder.
+ * The allocator lock: a futex word that names its holder.
  *
- *	0, or slot + 1, with bit 31 set while somebody may sleep on it
+ *	0, or slot + 1 : 8 | low bits of the peer id : 23 | somebody may sleep on it : 1
+ *
+ * The id is there so that a slot's next peer is not taken for the dead one: a waiter that is late
+ * would take the lock away from it.
  *
  * A waiter that finds the holder dead takes the lock over.  The partition of the lease table needs
  * no repair (PROTOCOL.md, Allocation); the alias counts are computed anew.
@@ -32,10 +35,31 @@ static void lock_sleep(shm_u32 *lock, uint32_t seen)
 	syscall(SYS_futex, lock, FUTEX_WAIT, seen, &ts, NULL, 0);
 }
 
+static uint32_t lock_word(unsigned int slot, uint64_t peer)
+{
+	return (slot + 1) | (peer_id(peer) & 0x7fffff) << 8;
+}
+
+static unsigned int lock_slot(uint32_t word)
+{
+	return (word & 0xff) - 1;
+}
+
+/* Is the peer that the word names gone?  A damaged word names nobody. */
+static bool holder_gone(struct sluice_arena *a, uint32_t word)
+{
+	unsigned int slot = lock_slot(word);
+
+	if (!slot_ok(slot))
+		return true;
+	return lock_word(slot, ld_acq(&a->peers[slot].word)) != (word & ~LOCK_WAITERS) ||
+	       peer_gone(a, slot);
+}
+
 /* The holder is dead: become the holder.  What it was doing to the counts is not known. */
 static bool lock_take_over(struct sluice_arena *a, uint32_t seen)
 {
-	if (!lock_try(&a->root->lock, seen, (a->slot + 1) | LOCK_WAITERS))
+	if (!lock_try(&a->root->lock, seen, lock_word(a->slot, a->word) | LOCK_WAITERS))
 		return false;
 	CRASH_POINT("lock_take_over");
 	alias_recount(a);
@@ -47,7 +71,7 @@ void lock_take_from(struct sluice_arena *a, unsigned int dead_slot)
 {
 	uint32_t seen = ld_rlx(&a->root->lock);
 
-	while ((seen & ~LOCK_WAITERS) == dead_slot + 1) {
+	while (lock_slot(seen) == dead_slot) {
 		if (lock_take_over(a, seen))
 			return;
 		seen = ld_rlx(&a->root->lock);
@@ -58,7 +82,7 @@ void lock_take_from(struct sluice_arena *a, unsigned int dead_slot)
 int lock_take(struct sluice_arena *a, uint64_t deadline)
 {
 	shm_u32 *lock = &a->root->lock;
-	uint32_t mine = a->slot + 1;
+	uint32_t mine = lock_word(a->slot, a->word);
 	unsigned int looks = 0;
 	uint32_t seen, slot;
 
@@ -83,8 +107,8 @@ int lock_take(struct sluice_arena *a, uint64_t deadline)
 		lock_sleep(lock, seen);
 		if (ld_rlx(lock) != seen)
 			continue;
-		slot = (seen & ~LOCK_WAITERS) - 1;
-		if (slot != a->slot && peer_gone(a, slot) && lock_take_over(a, seen))
+		slot = lock_slot(seen);
+		if (holder_gone(a, seen) && lock_take_over(a, seen))
 			return 0;
 		if (deadline == 0 ? ++looks >= LOCK_NOWAIT_LOOKS
 				  : deadline != SLUICE_FOREVER && now_ns() >= deadline)

@@ -63,15 +63,18 @@ static int slot_claim(struct sluice_arena *a)
 	return -EUSERS;
 }
 
-int peer_join(struct sluice_arena *a)
+/*
+ * Become ALIVE.
+ *
+ * Return: 0; -EAGAIN when somebody took us for dead meanwhile: the slot is not ours any more.
+ */
+static int peer_join_once(struct sluice_arena *a)
 {
 	char comm[16] = "";
 	struct shm_peer *p;
 	uint64_t alive;
 	int err;
 
-	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++)
-		a->watch[i] = (struct peer_watch){.pidfd = -1};
 	err = slot_claim(a);
 	if (err)
 		return sluice_fail(-err, "arena %016llx: all %u places for peers are taken",
@@ -86,6 +89,7 @@ int peer_join(struct sluice_arena *a)
 	st_rlx(&p->extents, 0);
 	st_rlx(&p->bytes, 0);
 	st_rlx(&p->lost, 0);
+	st_rlx(&p->event_bell, 0);
 	st_rlx(&p->role, a->role);
 	for (int i = 0; i < 2; i++) {
 		uint64_t half;
@@ -95,12 +99,29 @@ int peer_join(struct sluice_arena *a)
 	}
 	err = a->ops->join(a);
 	if (err) {
-		st_rel(&p->word, 0);
+		cas_sc(&p->word, a->word, 0);
 		return err;
 	}
 	alive = peer_word(PEER_ALIVE, 0, peer_pid(a->word), peer_id(a->word));
-	st_rel(&p->word, alive); /* pairs with ld_acq in peer_watch_all() */
+	if (!cas_sc(&p->word, a->word, alive)) { /* pairs with ld_acq in peer_watch_all() */
+		a->ops->leave(a);
+		return -EAGAIN;
+	}
 	a->word = alive;
+	return 0;
+}
+
+int peer_join(struct sluice_arena *a)
+{
+	int err;
+
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++)
+		a->watch[i] = (struct peer_watch){.pidfd = -1};
+	do {
+		err = peer_join_once(a);
+	} while (err == -EAGAIN);
+	if (err)
+		return err;
 	CRASH_POINT("join_alive");
 	/* Those who sleep now do not watch us yet (S1): let them look. */
 	atomic_fetch_add_explicit(&a->root->joins, 1, memory_order_seq_cst);
@@ -276,44 +297,54 @@ static int event_read(struct sluice_arena *a, struct sluice_event *out)
 		ev.time_ns = ld_rlx(&e->time_ns);
 		a->events_seen++;
 	}
-	memcpy(out, &ev, min_u64(out->sz, sizeof(ev)));
-	return 0;
+	return info_copy(out, &ev, sizeof(ev), "sluice_event");
+}
+
+static int event_prepare(struct sluice_arena *a)
+{
+	int err = arena_check(a);
+
+	if (!err && a->ops->event_open) {
+		pthread_mutex_lock(&a->watch_lock);
+		err = a->ops->event_open(a);
+		pthread_mutex_unlock(&a->watch_lock);
+	}
+	return err;
 }
 
 int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t timeout_ns)
 {
 	uint64_t deadline = deadline_ns(timeout_ns);
-	int err = arena_check(a);
+	int err = event_prepare(a);
 
-	if (err)
-		return err;
-	for (;;) {
+	while (!err) {
 		struct pollfd p = {.fd = a->watch_fd, .events = POLLIN};
-		uint64_t now;
-		int ms = -1;
+		struct timespec left, *ts = NULL;
 
 		peer_watch_all(a);
 		peer_collect(a);
 		err = event_read(a, ev);
 		if (err != -EAGAIN || deadline == 0)
-			return err;
+			break;
+		err = 0;
 		if (deadline != SLUICE_FOREVER) {
-			now = now_ns();
+			uint64_t now = now_ns();
+
 			if (now >= deadline)
 				return -ETIMEDOUT;
-			ms = (int)min_u64((deadline - now + 999999) / 1000000, 100);
-		} else {
-			/* Somebody else may do the recovery, and a peer may join unwatched. */
-			ms = 100;
+			left.tv_sec = (time_t)((deadline - now) / 1000000000);
+			left.tv_nsec = (long)((deadline - now) % 1000000000);
+			ts = &left;
 		}
-		if (poll(&p, 1, ms) < 0)
+		if (ppoll(&p, 1, ts, NULL) < 0)
 			return -errno;
 	}
+	return err;
 }
 
 int sluice_event_fd(struct sluice_arena *a)
 {
-	int err = arena_check(a);
+	int err = event_prepare(a);
 
 	if (err)
 		return err;

@@ -103,6 +103,7 @@ static void slot_recover(struct sluice_arena *a, unsigned int slot, uint64_t wor
 	CRASH_POINT("recover_before_slot");
 	/* Or the next peer here would be taken for dead until it has written its own. */
 	st_rlx(&a->peers[slot].start_time, 0);
+	st_rlx(&a->peers[slot].event_bell, 0);
 	st_rel(&a->peers[slot].word, 0);
 	CRASH_POINT("recover_before_wake");
 	wake_everybody(a);

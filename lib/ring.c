@@ -124,7 +124,10 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 				CRASH_POINT("pop_before_head");
 				move_on(head, p.pos); /* N4 */
 				CRASH_POINT("pop_before_wake");
-				wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
+				/* Not for each cell: who is rung finds room for a while. */
+				if (ring_ahead(ch) <= ch->capacity / 2)
+					wake_one(a, ch->shm->producer_sleepers, UINT64_MAX,
+						 ch->stats);
 			}
 			if (w) {
 				*lease = cell_index(p.word);
@@ -151,6 +154,14 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 	}
 	return sluice_fail(EUCLEAN, "channel %s: its ring is damaged (pop at %llu)", ch->name,
 			   (unsigned long long)ld_rlx(head));
+}
+
+/* How many are queued, as the hints have it. */
+uint64_t ring_ahead(const struct sluice_channel *ch)
+{
+	uint64_t head = ld_acq(&ch->shm->head), tail = ld_acq(&ch->shm->tail);
+
+	return tail > head ? tail - head : 0;
 }
 
 /* Would ring_pop() do anything but -EAGAIN? */

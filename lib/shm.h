@@ -71,6 +71,7 @@ struct shm_peer {
 	shm_u64 extents; /* what its recovery took back so far */
 	shm_u64 bytes;
 	shm_u64 lost;
+	shm_u64 event_bell; /* name of the bell that its event descriptor polls; 0 = none */
 	shm_u32 role;
 	shm_u32 backend_id; /* memfd: number of the data descriptor there; kmod: the kernel's id */
 	shm_u64 comm[2];

@@ -43,6 +43,11 @@ bool map_any(shm_u64 *map)
 	return any;
 }
 
+bool map_has(shm_u64 *map, unsigned int n)
+{
+	return ld_sc(&map[n / 64]) >> n % 64 & 1;
+}
+
 void map_set(shm_u64 *map, unsigned int n)
 {
 	/* S1: pairs with W2. */
@@ -141,6 +146,12 @@ void wake_everybody(struct sluice_arena *a)
 	for (unsigned int i = 0; i < SLUICE_MAX_CHANNELS; i++) {
 		wake_all(a, a->channels[i].consumer_sleepers);
 		wake_all(a, a->channels[i].producer_sleepers);
+	}
+	for (unsigned int i = 0; a->ops->event_ring && i < SLUICE_MAX_PEERS; i++) {
+		uint64_t bell = ld_acq(&a->peers[i].event_bell);
+
+		if (bell && i != a->slot)
+			a->ops->event_ring(bell);
 	}
 }
 

@@ -47,8 +47,7 @@ int sluice_channel_stats(struct sluice_channel *ch, struct sluice_channel_stats 
 		return err;
 	stats_add(&s, ch->stats);
 	stats_channel(ch->a, ch->index, &s);
-	memcpy(st, &s, min_u64(st->sz, sizeof(s)));
-	return 0;
+	return info_copy(st, &s, sizeof(s), "sluice_channel_stats");
 }
 
 int sluice_channel_list(struct sluice_arena *a, struct sluice_channel_info *info, unsigned int n)
@@ -112,8 +111,7 @@ int sluice_peer_stats(struct sluice_arena *a, uint64_t id, struct sluice_channel
 		if (endpoint_state(w) == ENDPOINT_OPEN && endpoint_slot(w) == slot)
 			stats_add(&s, &a->endpoints[e].stats);
 	}
-	memcpy(st, &s, min_u64(st->sz, sizeof(s)));
-	return 0;
+	return info_copy(st, &s, sizeof(s), "sluice_channel_stats");
 }
 
 /* ------------------------------------------------------------------ who holds what */

@@ -33,9 +33,20 @@ static bool ready_to_consume(struct sluice_channel *ch)
 	return ring_readable(ch) || producers_gone(ch);
 }
 
+/* Those who wait for room come first, or whoever has a CPU next to the consumer's has it all. */
+static bool my_turn(struct sluice_channel *ch)
+{
+	return ch->turn || !map_any(ch->shm->producer_sleepers);
+}
+
 static bool ready_to_produce(struct sluice_channel *ch)
 {
 	return ring_writable(ch) || consumers_gone(ch);
+}
+
+static bool ready_for_me(struct sluice_channel *ch)
+{
+	return my_turn(ch) && ready_to_produce(ch);
 }
 
 /* A hint only: is the block under the allocator's rover free? */
@@ -81,6 +92,29 @@ static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struc
 		err = sleep_wait(ch, deadline);
 	if (!map_clear(map, ch->number)) /* S4 */
 		*rung = true;
+	return err;
+}
+
+/*
+ * The same for room in the channel, in turns: who waits longest is rung first and may then queue
+ * several batches.  Room while others wait is theirs: they are rung before we sleep.
+ */
+static int wait_for_room(struct sluice_channel *ch, uint64_t deadline, bool *rung)
+{
+	shm_u64 *map = ch->shm->producer_sleepers;
+	int err = 0;
+
+	if (!map_any(map) && sleep_spin(ch, ready_for_me, deadline))
+		return 0;
+	sleep_prepare(ch, map); /* S1 */
+	if (ring_writable(ch)) /* S2 */
+		wake_one(ch->a, map, UINT64_MAX, ch->stats); /* which may be us */
+	if (map_has(map, ch->number) && !consumers_gone(ch) && !ld_sc(&ch->shm->closing))
+		err = sleep_wait(ch, deadline);
+	if (!map_clear(map, ch->number)) { /* S4 */
+		*rung = true;
+		ch->turn = (uint32_t)max_u64(ch->capacity / 8, 1);
+	}
 	return err;
 }
 
@@ -142,6 +176,8 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
+		/* Nothing is queued: no producer must wait for room, and one may be stopped. */
+		wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
 		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline, &rung);
 	}
 	if (rung && ring_readable(ch))
@@ -262,7 +298,7 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 		if (err)
 			break;
 		err = -EAGAIN;
-		if (ring_writable(ch)) {
+		if (ring_writable(ch) && (!timeout_ns || last || my_turn(ch))) {
 			st_rlx(&a->leases[lease].since_ns, now_coarse_ns());
 			CRASH_POINT("publish_before_ready");
 			/* P1; a shared bit may have come since we took it */
@@ -301,8 +337,12 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
-		last = wait_for(ch, ch->shm->producer_sleepers, ready_to_produce, deadline, &rung);
+		last = wait_for_room(ch, deadline, &rung);
 	}
+	if (!err && ch->turn && !--ch->turn)
+		rung = true; /* our turn is over */
+	else if (!err)
+		rung = false; /* the consumer that takes this batch rings the next */
 	if (rung && ring_writable(ch))
 		wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
 	if (since) {

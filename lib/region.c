@@ -165,9 +165,12 @@ static int node_bind(void *p, uint64_t bytes, int node)
 		return sluice_fail(EINVAL, "NUMA node %d does not exist: this machine has %s", node,
 				   online);
 	mask[node / LONG_BITS] = 1UL << (node % LONG_BITS);
-	if (syscall(SYS_mbind, p, bytes, MPOL_BIND, mask, NODE_BITS + 1, 0))
-		return sluice_fail(errno, "binding memory to NUMA node %d failed: %s", node,
+	if (syscall(SYS_mbind, p, bytes, MPOL_BIND, mask, NODE_BITS + 1, 0)) {
+		int err = errno == ENOSYS ? ENOTSUP : errno;
+
+		return sluice_fail(err, "binding memory to NUMA node %d failed: %s", node,
 				   strerror(errno));
+	}
 	return 0;
 }
 

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 
-SLUICE = os.path.abspath("build/sluice")
+SLUICE = os.environ.get("SLUICE") or os.path.abspath("build/sluice")
 MEDDLE = os.path.abspath("build/test/tools/meddle.so")
 HOLDER = os.path.abspath("build/test/tools/holder")
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
-"""What the tests of the program share: TAP, a scratch directory, and running sluice."""
+"""What the tests of the program share: TAP, a scratch directory, and running sluice.
+
+$SLUICE names another build of the program to test, for example one with sanitizers.
+"""
 import json
 import os
 import shutil

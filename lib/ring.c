@@ -136,7 +136,8 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 			}
 			continue;
 		}
-		if (cell_kind(p.word) == CELL_EMPTY && ahead == 1) {
+		/* Popped, and perhaps filled again, before N4 of whoever popped it. */
+		if (cell_kind(p.word) != CELL_CLOSED && ahead == 1) {
 			move_on(head, p.pos);
 			continue;
 		}

@@ -350,7 +350,12 @@ int cmd_bench(int argc, char **argv)
 			"the\n"
 			"turns, ratios are taken turn by turn.",
 		.opts = opts,
-		.more = "Exit status: 0 measured, whether goals are met or not; 1 a row failed;\n"
+		.more = "Each process has a CPU of its own, as far as there are enough, but where "
+			"a row says\n"
+			"\"not pinned\": the scheduler then places them, often both on one CPU, "
+			"where a pipe\n"
+			"is fastest.\n\n"
+			"Exit status: 0 measured, whether goals are met or not; 1 a row failed;\n"
 			"2 wrong usage; 3 the chart could not be written.",
 	};
 	struct bench_host host = {.load = 0};

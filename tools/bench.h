@@ -24,6 +24,7 @@
 #define BENCH_MIB	 (1024UL * 1024)
 
 struct bench_crew;
+struct bench_spec;
 
 /**
  * struct bench_ops - what the processes of a crew do
@@ -38,7 +39,7 @@ struct bench_crew;
  */
 struct bench_ops {
 	const char *name;
-	const char *(*missing)(void);
+	const char *(*missing)(const struct bench_spec *spec);
 	int (*init)(struct bench_crew *c);
 	int (*open)(struct bench_crew *c, int side);
 	int (*run)(struct bench_crew *c, int side, uint64_t n);

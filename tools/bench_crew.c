@@ -163,7 +163,7 @@ static int crew_wait(struct bench_crew *c)
 
 int bench_crew_start(struct bench_crew *c, const struct bench_spec *spec)
 {
-	const char *missing = spec->ops->missing ? spec->ops->missing() : NULL;
+	const char *missing = spec->ops->missing ? spec->ops->missing(spec) : NULL;
 	int i, err;
 
 	memset(c, 0, sizeof(*c));

@@ -16,6 +16,12 @@ struct lines {
 	_Alignas(256) _Atomic uint64_t pong;
 };
 
+/* On one CPU a spinning side would keep the other one from answering. */
+static const char *awake_missing(const struct bench_spec *spec)
+{
+	return spec->flags & BENCH_SLEEP || bench_cpus() > 1 ? NULL : "needs two CPUs";
+}
+
 static int line_init(struct bench_crew *c)
 {
 	c->priv = mmap(NULL, sizeof(struct lines), PROT_READ | PROT_WRITE,
@@ -74,6 +80,7 @@ static void line_exit(struct bench_crew *c)
 
 const struct bench_ops bench_line = {
 	.name = "cache line",
+	.missing = awake_missing,
 	.init = line_init,
 	.run = line_run,
 	.exit = line_exit,
@@ -276,6 +283,7 @@ static int pingpong_run(struct bench_crew *c, int side, uint64_t n)
 
 const struct bench_ops bench_pingpong = {
 	.name = "sluice",
+	.missing = awake_missing,
 	.init = pingpong_init,
 	.open = link_open,
 	.run = pingpong_run,

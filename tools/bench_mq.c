@@ -64,7 +64,7 @@ const struct bench_ops bench_boost = {
 	.exit = mq_exit,
 };
 #else
-static const char *mq_missing(void)
+static const char *mq_missing(const struct bench_spec *spec)
 {
 	return "not installed";
 }

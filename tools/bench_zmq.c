@@ -87,7 +87,7 @@ const struct bench_ops bench_zmq = {
 	.run = zmq_run,
 };
 #else
-static const char *zmq_missing(void)
+static const char *zmq_missing(const struct bench_spec *spec)
 {
 	return "not installed";
 }

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# The Python package.  `make python` leaves an importable tree in build/python, linked with the
+# archive that the rest of the build uses; `make wheel` builds what pip installs.
+
+PYTHON ?= /usr/bin/python3
+PY_INC := $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)
+PY_SRC := $(wildcard lib/python/src/*.c)
+PY_OBJ := $(PY_SRC:lib/python/src/%.c=$(B)/python/obj/%.o)
+PY_SO := $(B)/python/sluice/_sluice.abi3.so
+PY_FILES := $(patsubst lib/python/%,%,$(wildcard lib/python/sluice/*.py lib/python/sluice/*.pyi \
+	lib/python/sluice/py.typed lib/python/sluice/*/*.py lib/python/sluice/*/*.pyi))
+PY_PKG := $(PY_FILES:%=$(B)/python/%)
+
+.PHONY: python wheel
+python: $(PY_SO) $(PY_PKG)
+
+$(B)/python/obj/%.o: lib/python/src/%.c lib/python/build.mk
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) -isystem $(PY_INC) $(ALL_CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+-include $(PY_OBJ:.o=.d)
+
+# The archive's functions stay inside: another copy of the library may be in the same process.
+$(PY_SO): $(PY_OBJ) $(B)/lib/libsluice.a
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -shared $(ALL_CFLAGS) $(LDFLAGS) -Wl,--exclude-libs,ALL -o $@ $^ $(LIB_LIBS) -ldl
+
+$(B)/python/%: lib/python/%
+	$(Q)mkdir -p $(@D)
+	$(Q)cp $< $@
+
+wheel:
+	$(call say,WHEEL,$(B)/wheel)
+	$(Q)mkdir -p $(B)/wheel
+	$(Q)$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w $(B)/wheel ./lib/python
+
+ifneq ($(wildcard $(PY_INC)/Python.h),)
+ALL += python
+else
+NOTES += 'the Python package is left out: python3-dev is not installed.'
+endif

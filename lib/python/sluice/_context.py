@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""multiprocessing contexts whose queues are ours.
+
+A stock torch DataLoader takes one as multiprocessing_context; so does anything else that is
+written against multiprocessing.get_context().
+"""
+import multiprocessing
+import os
+import sys
+from multiprocessing import context as mp
+
+from . import _queue
+
+
+def _in_worker(creator):
+    """First thing in a child: collate straight into extents, and notice a dead parent."""
+    if os.getppid() == creator:
+        _queue._direct_child = True
+    if "torch" in sys.modules:
+        from .torch import _collate
+
+        _collate.install()
+
+
+class _Worker:
+    def __init__(self, *args, **kw):
+        super().__init__(*args, **kw)
+        self._sluice_creator = os.getpid()
+
+    def run(self):
+        _in_worker(self._sluice_creator)
+        super().run()
+
+
+class ForkProcess(_Worker, mp.ForkProcess):
+    pass
+
+
+class SpawnProcess(_Worker, mp.SpawnProcess):
+    pass
+
+
+class ForkServerProcess(_Worker, mp.ForkServerProcess):
+    pass
+
+
+class _Queues:
+    def __init__(self, **options):
+        super().__init__()
+        self._options = options
+
+    def Queue(self, maxsize=0):
+        return _queue.Queue(maxsize, **self._options)
+
+    def __reduce__(self):
+        return context, (self.get_start_method(), self._options)
+
+
+class ForkContext(_Queues, mp.ForkContext):
+    Process = ForkProcess
+
+
+class SpawnContext(_Queues, mp.SpawnContext):
+    Process = SpawnProcess
+
+
+class ForkServerContext(_Queues, mp.ForkServerContext):
+    Process = ForkServerProcess
+
+
+_contexts = {"fork": ForkContext, "spawn": SpawnContext, "forkserver": ForkServerContext}
+
+
+def context(method=None, options=None, /, **kw):
+    """A multiprocessing context for "fork", "spawn" or "forkserver" (default: the current one).
+
+    Keywords go to every Queue of it: pin, fallback, timeout.
+    """
+    if method is None:
+        method = multiprocessing.get_start_method()
+    if method not in _contexts:
+        raise ValueError("start method %r: choose one of %s" % (method, ", ".join(_contexts)))
+    return _contexts[method](**(options or {}), **kw)

@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""A queue of Python objects with the interface of multiprocessing.Queue.
+
+Small objects travel inside a control arena that the queues of a context share.  Large ones stand
+in an arena of the producer (see _store), one extent each, and only their descriptor is queued.
+"""
+import collections
+import errno
+import fcntl
+import itertools
+import os
+import threading
+import time
+import weakref
+from multiprocessing import process, util
+from queue import Empty, Full
+
+from . import _gpu, _sluice
+from ._codec import codec
+from ._core import CONSUME, KEEP_OPEN, NO_HUGE, PRODUCE, Arena, _Descriptors, attach_by_id
+from ._store import store
+
+CONTROL_BYTES = 8 << 20
+CONTROL_BLOCK = 4096
+UNBOUNDED = 2048
+INLINE_MAX = 16 << 10
+# How long a producer waits for room before it takes the slow path.
+ROOM_TIMEOUT = 1.0
+
+_INLINE, _STORED, _SPILLED = 0, 1, 2
+
+_serial = itertools.count(1)
+_control = []
+_control_gen = -1
+
+
+class ParentDied(RuntimeError):
+    """The process that created this one is gone: nobody waits for what it does."""
+
+
+def _alive():
+    """Ends a wait in a worker whose parent is gone."""
+    parent = _parent_pid()
+    if parent and os.getppid() != parent:
+        raise ParentDied("the parent process %d is gone" % parent)
+
+
+def _parent_pid():
+    p = process.parent_process()
+    return p.pid if p is not None and _direct_child else 0
+
+
+_direct_child = False  # set in workers of our contexts whose getppid() is the creator
+
+
+def _control_channel(name, capacity):
+    """A new channel in a control arena that has room for one more."""
+    global _control, _control_gen
+    if _control_gen != _sluice.fork_generation():
+        _control, _control_gen = [], _sluice.fork_generation()
+    for arena in _control:
+        try:
+            return arena, arena._channel(
+                name, create=True, capacity=capacity, flags=PRODUCE | KEEP_OPEN
+            )
+        except OSError as e:
+            if e.errno != errno.ENOSPC:
+                raise
+    arena = Arena(CONTROL_BYTES, block_bytes=CONTROL_BLOCK, label="py-queues", flags=NO_HUGE)
+    _control.append(arena)
+    return arena, arena._channel(name, create=True, capacity=capacity, flags=PRODUCE | KEEP_OPEN)
+
+
+# Channels that a child may not have opened yet: (endpoint, children that may).
+_limbo = []
+
+
+def _retire(ch, older):
+    """Close the creator's endpoint, which holds the channel, once no new child can come for it."""
+    alive = {p.pid for p in process.active_children()}
+    _limbo[:] = [(c, users) for c, users in _limbo if users & alive or c.close()]
+    users = alive - set(older)
+    if users:
+        _limbo.append((ch, users))
+    else:
+        ch.close()
+
+
+# Queues whose objects this process has to stay for, and those that may have a feeder.
+_staying = set()
+_feeding = weakref.WeakSet()
+_armed = -1
+
+
+def _arm_exit():
+    global _armed
+    if _armed != _sluice.fork_generation():
+        _armed = _sluice.fork_generation()
+        util.Finalize(None, _finish, exitpriority=-5)
+
+
+def _finish():
+    for q in list(_feeding):
+        q.join_thread()
+    try:
+        while store().in_flight(_staying):
+            _alive()
+            time.sleep(0.002)
+    except ParentDied:
+        pass
+
+
+class Queue:
+    """Queue(maxsize=0, *, pin=False, fallback=True, timeout=1.0)
+
+    The interface of multiprocessing.Queue.  What was put arrives equal; arrays and tensors arrive
+    as views of shared memory, which lives until the last of them is gone.
+
+    pin: a consumer registers arenas with the GPU, so tensors arrive pinned.
+    fallback: an object for which no arena has room within `timeout` seconds goes through a file
+    of its own (stats() counts them); without fallback put() raises and says who holds the memory.
+    """
+
+    def __init__(self, maxsize=0, *, pin=False, fallback=True, timeout=ROOM_TIMEOUT):
+        self._maxsize = maxsize if maxsize and maxsize > 0 else 0
+        self._pin = pin
+        self._fallback = fallback
+        self._timeout = timeout
+        self._opid = os.getpid()
+        self._older = {p.pid for p in process.active_children()}
+        self._uid = "q%x.%x" % (os.getpid(), next(_serial))
+        self._arena, self._tx = _control_channel(self._uid, self._maxsize or UNBOUNDED)
+        self._init()
+
+    def _init(self):
+        self._gen = _sluice.fork_generation()
+        self._rx = None
+        self._sources = {}
+        self._backlog = collections.deque()
+        self._feeder = None
+        self._lock = threading.Lock()
+        self._counts = collections.Counter()
+        self._closed = False
+        self._join = True
+
+    def _enter(self):
+        """Threads, locks and spilled files of a parent are not a child's."""
+        if self._gen != _sluice.fork_generation():
+            self._init()
+        if self._closed:
+            raise ValueError("Queue %r is closed" % self)
+
+    def __getstate__(self):
+        return (self._arena, self._uid, self._maxsize, self._pin, self._fallback, self._timeout,
+                self._opid)
+
+    def __setstate__(self, state):
+        (self._arena, self._uid, self._maxsize, self._pin, self._fallback, self._timeout,
+         self._opid) = state  # fmt: skip
+        self._older = ()
+        self._tx = None
+        self._init()
+
+    # ------------------------------------------------------------------ put
+
+    def put(self, obj, block=True, timeout=None):
+        self._enter()
+        st = store()
+        ex = st.extent
+        if ex is not None and ex.thread == threading.get_ident() and ex.used > 64:
+            plan = _sluice.encode(obj, codec, ex.view.ptr, ex.used)
+            if plan.placed and plan.nbytes <= ex.capacity:
+                return self._put_extent(st, ex, plan, block, timeout)
+            if not plan.placed:
+                ex.used = 64
+        plan = _sluice.encode(obj, codec)
+        if plan.nbytes <= INLINE_MAX and not (self._pin and plan.payload):
+            self._send(plan, _INLINE, None, block, timeout)
+            return
+        self._put_large(st, plan, block, timeout)
+        if ex is not None and st.extent is ex:
+            st.drop_extent()
+
+    def put_nowait(self, obj):
+        self.put(obj, False)
+
+    def _put_extent(self, st, ex, plan, block, timeout):
+        st.extent = None
+        ex.batch.write_plan(ex.view.ptr, plan)
+        self._counts["built in place"] += 1
+        self._send_stored(ex.source, ex.batch, block, timeout)
+
+    def _put_large(self, st, plan, block, timeout):
+        nbytes = plan.nbytes
+        got = st.begin(self._uid, nbytes + 256, self._timeout, _alive)
+        if got is None:
+            self._spill(st, plan, block, timeout)
+            return
+        source, batch = got
+        batch.write(plan)
+        hint = st.hint[1] if st.hint and st.hint[0] == self._uid else 0
+        st.hint = (self._uid, max(hint, nbytes + (nbytes >> 6) + 4096))
+        self._send_stored(source, batch, block, timeout)
+
+    def _send_stored(self, source, batch, block, timeout):
+        # The descriptor first: a consumer that gets it waits for the batch, and if this process
+        # ends in between, the end of its stream tells.
+        self._counts["stored"] += 1
+        self._send(_sluice.encode(source, codec), _STORED, batch, block, timeout)
+
+    def _spill(self, st, plan, block, timeout):
+        why = "no arena had room for %d bytes within %.1f s: %s" % (
+            plan.nbytes,
+            self._timeout,
+            st.holders(),
+        )
+        if not self._fallback:
+            raise MemoryError(why)
+        util.debug("sluice: %s; sending it in a file of its own", why)
+        ref = st.spill(self._uid, plan)
+        self._counts["spilled: no room"] += 1
+        self._send(_sluice.encode(ref, codec), _SPILLED, None, block, timeout)
+
+    def _send(self, plan, tag, batch, block, timeout):
+        if tag != _INLINE:
+            self._stay_at_exit()
+        if self._maxsize:
+            try:
+                self._send_now(plan, tag, batch, timeout if block else 0)
+            except TimeoutError:
+                if batch is not None:
+                    batch.release()
+                raise Full from None
+            return
+        # Without a limit put() never waits: what the channel has no room for, a thread sends.
+        if not self._backlog:
+            try:
+                return self._send_now(plan, tag, batch, 0)
+            except TimeoutError:
+                pass
+        with self._lock:
+            self._backlog.append((plan, tag, batch))
+            if self._feeder is None:
+                self._feeder = threading.Thread(
+                    target=self._feed, name="sluice-feeder", daemon=True
+                )
+                self._feeder.start()
+                self._stay_at_exit()
+
+    def _send_now(self, plan, tag, batch, timeout):
+        if self._tx is None:
+            self._tx = self._arena._channel(self._uid, create=False, flags=PRODUCE | KEEP_OPEN)
+        while True:
+            try:
+                self._tx.put(plan, tag, timeout, _alive)
+                break
+            except BrokenPipeError:
+                # Every consumer died.  Others may still come; until then this process is one.
+                if self._rx is not None:
+                    raise
+                self._open_rx()
+        if batch is not None:
+            batch.publish(None)
+
+    def _feed(self):
+        try:
+            while True:
+                with self._lock:
+                    if not self._backlog:
+                        self._feeder = None
+                        return
+                    entry = self._backlog[0]
+                self._send_now(*entry, None)
+                self._backlog.popleft()
+        except (ParentDied, ValueError, OSError) as e:
+            util.debug("sluice: the feeder of %r ends: %s", self, e)
+
+    # ------------------------------------------------------------------ get
+
+    def _open_rx(self):
+        self._rx = self._arena._channel(self._uid, create=False, flags=CONSUME)
+
+    def get(self, block=True, timeout=None):
+        self._enter()
+        if self._rx is None:
+            self._open_rx()
+        try:
+            batch = self._next(block, timeout)
+        except TimeoutError:
+            raise Empty from None
+        tag = batch.tag
+        msg = batch.decode(codec, True)
+        if tag == _INLINE:
+            return msg
+        if tag == _STORED:
+            return self._take(*msg)
+        return self._take_spilled(*msg)
+
+    def get_nowait(self):
+        return self.get(False)
+
+    def _next(self, block, timeout):
+        if not block:
+            timeout = 0
+        if not self._pin:
+            return self._rx.next(timeout, _alive)
+        # Extents are given back when the GPU has read them, which nobody reports: look.
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while _gpu.drain():
+            left = 0.001 if deadline is None else min(0.001, deadline - time.monotonic())
+            try:
+                return self._rx.next(left, _alive)
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+        left = None if deadline is None else max(deadline - time.monotonic(), 0)
+        return self._rx.next(left, _alive)
+
+    def _take(self, pid, fd, data_fd, arena_id):
+        ch = self._sources.get(arena_id)
+        if ch is None:
+            ch = self._attach(pid, fd, data_fd, arena_id)
+        try:
+            batch = ch.next(None, _alive)
+        except OSError as e:
+            self._sources.pop(arena_id, None)
+            raise OSError(
+                e.errno, "process %d died while it sent an object: %s" % (pid, e.strerror)
+            ) from e
+        return batch.decode(codec, False)
+
+    def _attach(self, pid, fd, data_fd, arena_id):
+        self._reap_sources()
+        ds = _Descriptors.__new__(_Descriptors)
+        ds.pid, ds.fd, ds.data_fd = pid, fd, data_fd
+        try:
+            arena = attach_by_id(arena_id, ds.open)
+        except OSError as e:
+            raise OSError(
+                e.errno, "cannot attach the arena of process %d: %s" % (pid, e.strerror)
+            ) from e
+        if self._pin:
+            _gpu.pin(arena)
+        ch = arena._channel(self._uid, create=False, flags=CONSUME)
+        self._sources[arena_id] = ch
+        return ch
+
+    def _reap_sources(self):
+        """Let go of arenas whose producer is gone and whose batches are all taken."""
+        for arena_id, ch in list(self._sources.items()):
+            t = ch.totals()
+            if not t["producers"] and not t["queued"]:
+                ch.close()
+                del self._sources[arena_id]
+
+    def _take_spilled(self, pid, fd, nbytes):
+        mine = _sluice.fd_of(pid, fd)
+        try:
+            obj = _sluice.decode_fd(mine, nbytes, codec)
+            fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+        finally:
+            os.close(mine)
+        return obj
+
+    # ------------------------------------------------------------------ the rest of the interface
+
+    def qsize(self):
+        self._enter()
+        ch = self._tx or self._rx
+        if ch is None:
+            self._open_rx()
+            ch = self._rx
+        return ch.totals()["queued"] + len(self._backlog)
+
+    def empty(self):
+        return self.qsize() == 0
+
+    def full(self):
+        return bool(self._maxsize) and self.qsize() >= self._maxsize
+
+    def stats(self):
+        """Counters of the channel, and how objects went."""
+        self._enter()
+        if self._rx is None:
+            self._open_rx()
+        return {**self._rx.totals(), "objects": dict(self._counts)}
+
+    def close(self):
+        """This process neither puts nor gets any more."""
+        if self._gen != _sluice.fork_generation():
+            self._init()
+        if self._closed:
+            return
+        self.join_thread()
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self):
+        if self._rx is not None:
+            self._rx.close()
+        for ch in self._sources.values():
+            ch.close()
+        self._sources = {}
+        if self._tx is None:
+            return
+        if self._opid != os.getpid():
+            self._tx.close()
+        else:
+            _retire(self._tx, self._older)
+
+    def __del__(self):
+        if not self._closed and self._gen == _sluice.fork_generation():
+            self._let_go()
+
+    def join_thread(self):
+        """Wait until everything that was put is where a consumer can get it."""
+        feeder = self._feeder
+        if feeder is not None and self._join:
+            feeder.join()
+
+    def cancel_join_thread(self):
+        self._join = False
+        _staying.discard(self._uid)
+
+    def _stay_at_exit(self):
+        """Large objects stand in memory of this process: stay until a consumer has attached it.
+
+        As with multiprocessing.Queue, the process that created the queue does not wait.
+        """
+        if not self._join or self._opid == os.getpid():
+            return
+        _staying.add(self._uid)
+        _feeding.add(self)
+        _arm_exit()
+
+    def __repr__(self):
+        return "<sluice.Queue %s maxsize=%d>" % (self._uid, self._maxsize)

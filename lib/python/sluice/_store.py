@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""Where a producer keeps its large objects: arenas of its own, which grow with what it sends.
+
+A descriptor on the queue names the arena; a consumer attaches it at first sight.  So nobody has to
+say in advance how large a batch is, producers never wait for each other's space, and an arena goes
+when the last process that has it mapped goes.
+"""
+import errno
+import fcntl
+import os
+import threading
+
+from . import _sluice
+from ._core import PRODUCE, Arena, parse_bytes
+
+ARENA_MIN = parse_bytes(os.environ.get("SLUICE_ARENA_MIN", "16M"))
+# An arena has room for so many objects of the size that made it necessary: what a loader's
+# prefetching keeps in flight for each worker, one that is being written, one that is in use.
+ARENA_OBJECTS = 4
+# Never take more than this part of what is free for one arena.
+MEMORY_SHARE = 4
+DATA_CAPACITY = 1024
+
+
+def memory_available():
+    """Bytes that this process may still take: of the machine, or of its control group."""
+    free = 0
+    with open("/proc/meminfo") as f:
+        for line in f:
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) << 10
+                break
+    try:
+        with open("/sys/fs/cgroup/memory.max") as f:
+            limit = f.read().strip()
+        if limit != "max":
+            with open("/sys/fs/cgroup/memory.current") as f:
+                free = min(free, int(limit) - int(f.read()))
+    except OSError:
+        pass
+    return max(free, 0)
+
+
+class Extent:
+    """An extent that is filled before anybody knows what else belongs to the object."""
+
+    def __init__(self, batch, source, capacity):
+        self.batch = batch
+        self.source = source
+        self.capacity = capacity
+        self.view = batch.add("py", (1, 8), (capacity,))
+        self.used = 64
+        self.thread = threading.get_ident()
+
+    def alloc(self, nbytes):
+        """An address, or None."""
+        at = (self.used + 255) & ~255
+        if at + nbytes > self.capacity:
+            return None
+        self.used = at + nbytes
+        return self.view.ptr + at
+
+
+class Store:
+    def __init__(self):
+        self.arenas = []
+        self.channels = {}
+        self.hint = None  # (queue uid, bytes) of the last large object
+        self.extent = None
+        self.spills = []  # (queue uid, descriptor) until a consumer has it
+        self.full = 0
+        self.gen = _sluice.fork_generation()
+
+    def _channel(self, arena, uid):
+        ch = self.channels.get((arena.id, uid))
+        if ch is None:
+            ch = arena._channel(uid, create=True, capacity=DATA_CAPACITY, flags=PRODUCE)
+            self.channels[arena.id, uid] = ch
+        return ch
+
+    def _try(self, uid, nbytes, timeout, alive=None):
+        for arena in self.arenas:
+            try:
+                ch = self._channel(arena, uid)
+                batch = ch.begin(nbytes, 1, timeout if arena is self.arenas[0] else 0, alive)
+            except OSError as e:
+                if e.errno not in (errno.ETIMEDOUT, errno.E2BIG, errno.ENOSPC):
+                    raise
+                continue
+            return (os.getpid(), arena.fd(), arena.data_fd(), arena.id), batch
+        return None
+
+    def _grow(self, nbytes, least):
+        share = memory_available() // MEMORY_SHARE
+        for objects in (ARENA_OBJECTS, least):
+            size = max(ARENA_MIN, objects * (nbytes + (1 << 16)))
+            if size <= share:
+                break
+        else:
+            return False
+        try:
+            self.arenas.insert(0, Arena(size, label="py-%d" % os.getpid()))
+        except OSError as e:
+            if e.errno not in (errno.ENOMEM, errno.EPERM, errno.EMFILE):
+                raise
+            return False
+        return True
+
+    def begin(self, uid, nbytes, timeout, alive=None):
+        """(source, batch being written), or None if there is no room within the timeout."""
+        got = self._try(uid, nbytes, 0)
+        if got is None and self.arenas:
+            # Most of the time somebody is just about to let go.
+            got = self._try(uid, nbytes, 0.02 if timeout is None else min(timeout, 0.02), alive)
+        if got is None and self._grow(nbytes, 1 if not self.arenas else 2):
+            got = self._try(uid, nbytes, 0)
+        if got is None and self.arenas:
+            got = self._try(uid, nbytes, timeout, alive)
+        if got is None:
+            self.full += 1
+        return got
+
+    def open_extent(self):
+        """The extent that the next object is being built in, or None before there is a pattern."""
+        ex = self.extent
+        if ex is None and self.hint is not None:
+            uid, nbytes = self.hint
+            got = self.begin(uid, nbytes, 0)
+            if got is None:
+                return None
+            ex = self.extent = Extent(got[1], got[0], nbytes)
+        if ex is not None and ex.thread != threading.get_ident():
+            return None
+        return ex
+
+    def drop_extent(self):
+        ex, self.extent = self.extent, None
+        if ex is not None:
+            ex.batch.release()
+
+    def in_flight(self, uids):
+        """Whether objects of these queues would be lost if this process ended now."""
+        self.reap_spills()
+        if any(uid in uids for uid, fd in self.spills):
+            return True
+        for (arena_id, uid), ch in self.channels.items():
+            if uid in uids:
+                t = ch.totals()
+                if t["queued"] and not t["consumers"]:
+                    return True
+        return False
+
+    def spill(self, uid, plan):
+        """A file of its own for one object: (pid, descriptor, bytes)."""
+        fd = os.memfd_create("sluice-spill", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, plan.nbytes)
+            _sluice.write_fd(fd, plan)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.reap_spills()
+        self.spills.append((uid, fd))
+        return os.getpid(), fd, plan.nbytes
+
+    def reap_spills(self):
+        """A consumer seals a file once it has it."""
+        left = []
+        for uid, fd in self.spills:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW:
+                os.close(fd)
+            else:
+                left.append((uid, fd))
+        self.spills = left
+
+    def forget(self, uid):
+        """A queue is closed: nothing is sent through it any more."""
+        for key in [k for k in self.channels if k[1] == uid]:
+            self.channels.pop(key).close()
+        if self.hint and self.hint[0] == uid:
+            self.hint = None
+            self.drop_extent()
+
+    def holders(self):
+        lines = []
+        for arena in self.arenas:
+            for p in arena.peers():
+                if p["extents"]:
+                    lines.append(
+                        "pid %d (%s) holds %d bytes in %d extents, the oldest for %.1f s"
+                        % (p["pid"], p["comm"], p["bytes"], p["extents"], p["oldest"])
+                    )
+        return "; ".join(lines) or "nobody holds anything"
+
+
+_store = None
+
+
+def store():
+    global _store
+    if _store is None or _store.gen != _sluice.fork_generation():
+        _store = Store()
+    return _store

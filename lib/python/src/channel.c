@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#include "pysluice.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+PyTypeObject *channel_type;
+
+struct py_channel {
+	PyObject_HEAD
+	PyObject *arena;
+	struct arena_ref *ar;
+	struct sluice_channel *ch;
+	PyThread_type_lock lock; /* an endpoint is for one thread at a time */
+	unsigned int gen;
+	struct sluice_channel_opts opts;
+	char name[SLUICE_LABEL_LEN];
+};
+
+/*
+ * Takes the lock of the endpoint, and opens an endpoint of its own in a forked child.  Returns
+ * false with an exception.
+ */
+static bool channel_enter(struct py_channel *self)
+{
+	struct arena_ref *ar;
+	int rc;
+
+	if (self->gen != fork_gen) {
+		/* The lock may have been held by a thread that does not exist in the child. */
+		self->lock = PyThread_allocate_lock();
+		if (!self->lock) {
+			PyErr_NoMemory();
+			return false;
+		}
+	}
+	if (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		Py_BEGIN_ALLOW_THREADS;
+		PyThread_acquire_lock(self->lock, WAIT_LOCK);
+		Py_END_ALLOW_THREADS;
+	}
+	if (self->ch && self->gen == fork_gen)
+		return true;
+	if (!self->ch) {
+		PyErr_SetString(PyExc_ValueError, "the channel is closed");
+		goto fail;
+	}
+	ar = arena_of(self->arena);
+	if (!ar)
+		goto fail;
+	rc = sluice_channel_open(&self->ch, ar->a, self->name, &self->opts);
+	if (rc) {
+		raise_errno(rc);
+		goto fail;
+	}
+	arena_ref_put(self->ar);
+	self->ar = arena_ref_get(ar);
+	self->gen = fork_gen;
+	return true;
+fail:
+	PyThread_release_lock(self->lock);
+	return false;
+}
+
+static void channel_leave(struct py_channel *self)
+{
+	PyThread_release_lock(self->lock);
+}
+
+PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_channel_opts *opts,
+		      bool create)
+{
+	struct arena_ref *ar = arena_of(arena);
+	struct sluice_channel *ch;
+	struct py_channel *self;
+	int rc;
+
+	if (!ar)
+		return NULL;
+	rc = create ? sluice_channel_create(&ch, ar->a, name, opts) :
+		      sluice_channel_open(&ch, ar->a, name, opts);
+	if (rc)
+		return raise_errno(rc);
+	self = PyObject_New(struct py_channel, channel_type);
+	if (!self) {
+		sluice_channel_close(ch);
+		return NULL;
+	}
+	Py_INCREF(arena);
+	self->arena = arena;
+	self->ar = arena_ref_get(ar);
+	self->ch = ch;
+	self->gen = fork_gen;
+	self->opts = *opts;
+	strncpy(self->name, name, sizeof(self->name) - 1);
+	self->name[sizeof(self->name) - 1] = '\0';
+	self->lock = PyThread_allocate_lock();
+	if (!self->lock) {
+		Py_DECREF(self);
+		return PyErr_NoMemory();
+	}
+	return (PyObject *)self;
+}
+
+static void channel_drop(struct py_channel *self)
+{
+	if (self->ch && self->gen == fork_gen)
+		sluice_channel_close(self->ch);
+	self->ch = NULL;
+	arena_ref_put(self->ar);
+	self->ar = NULL;
+}
+
+static void channel_dealloc(struct py_channel *self)
+{
+	PyTypeObject *tp = Py_TYPE((PyObject *)self);
+
+	channel_drop(self);
+	if (self->lock && self->gen == fork_gen)
+		PyThread_free_lock(self->lock);
+	Py_XDECREF(self->arena);
+	PyObject_Free(self);
+	Py_DECREF(tp);
+}
+
+static PyObject *channel_close(struct py_channel *self, PyObject *unused)
+{
+	if (self->gen != fork_gen || !self->ch) {
+		self->ch = NULL;
+		Py_RETURN_NONE;
+	}
+	if (!channel_enter(self))
+		return NULL;
+	channel_drop(self);
+	channel_leave(self);
+	Py_RETURN_NONE;
+}
+
+/*
+ * What a wait does between two slices: runs signal handlers, and gives up when a worker's parent
+ * is gone, because nobody would ever end that wait.
+ */
+static bool wait_goes_on(int rc, uint64_t deadline, PyObject *alive)
+{
+	PyObject *r;
+
+	if (rc != -EINTR && rc != -ETIMEDOUT && rc != -EAGAIN)
+		return false;
+	if (PyErr_CheckSignals())
+		return false;
+	if (deadline_passed(deadline))
+		return false;
+	if (alive == Py_None)
+		return true;
+	r = PyObject_CallObject(alive, NULL);
+	Py_XDECREF(r);
+	return r;
+}
+
+static PyObject *channel_next(struct py_channel *self, PyObject *args)
+{
+	PyObject *timeout = Py_None, *alive = Py_None, *out = NULL;
+	struct sluice_batch *b;
+	uint64_t deadline;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "|OO", &timeout, &alive) || deadline_from(timeout, &deadline))
+		return NULL;
+	if (!channel_enter(self))
+		return NULL;
+	rc = sluice_channel_next(self->ch, &b, 0);
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_channel_next(self->ch, &b, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+	}
+	if (!rc)
+		out = batch_new_held(self->ar, b);
+	else if (!PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	channel_leave(self);
+	return out;
+}
+
+static int begin_wait(struct py_channel *self, struct sluice_batch **b,
+		      struct sluice_batch_opts *o, uint64_t deadline, PyObject *alive)
+{
+	int rc;
+
+	o->timeout_ns = 0;
+	rc = sluice_batch_begin_opts(self->ch, b, o);
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		o->timeout_ns = deadline_slice(deadline);
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_batch_begin_opts(self->ch, b, o);
+		Py_END_ALLOW_THREADS;
+	}
+	if (rc && !PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	return rc;
+}
+
+static int publish_wait(struct sluice_batch *b, uint64_t deadline, PyObject *alive)
+{
+	int rc = sluice_batch_publish_timeout(b, 0);
+
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+	}
+	if (rc && !PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	return rc;
+}
+
+static PyObject *channel_begin(struct py_channel *self, PyObject *args)
+{
+	struct sluice_batch_opts o = {.sz = sizeof(o)};
+	PyObject *timeout = Py_None, *alive = Py_None, *out = NULL;
+	struct sluice_batch *b;
+	unsigned long long bytes;
+	uint64_t deadline;
+
+	if (!PyArg_ParseTuple(args, "K|IOO", &bytes, &o.tensors, &timeout, &alive) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	o.bytes = bytes;
+	if (!channel_enter(self))
+		return NULL;
+	if (!begin_wait(self, &b, &o, deadline, alive))
+		out = batch_new_writing(self->ar, b);
+	channel_leave(self);
+	return out;
+}
+
+/* put(plan, tag, timeout, alive): one object, one extent, one descriptor. */
+static PyObject *channel_put(struct py_channel *self, PyObject *args)
+{
+	struct sluice_batch_opts o = {.sz = sizeof(o), .tensors = 1};
+	PyObject *plan, *timeout = Py_None, *alive = Py_None;
+	unsigned long long tag = 0;
+	struct sluice_batch *b;
+	uint64_t deadline;
+	int64_t len;
+	void *dst;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!|KOO", plan_type, &plan, &tag, &timeout, &alive) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	o.bytes = plan_bytes(plan);
+	len = o.bytes;
+	if (!channel_enter(self))
+		return NULL;
+	rc = begin_wait(self, &b, &o, deadline, alive);
+	if (rc)
+		goto out;
+	dst = sluice_batch_tensor_add(b, "py", SLUICE_U8, 1, &len, NULL);
+	if (!dst) {
+		raise_errno(errno);
+		rc = -1;
+	} else if (plan_write(plan, dst)) {
+		rc = -1;
+	} else {
+		sluice_batch_tag(b, tag);
+		rc = publish_wait(b, deadline, alive);
+	}
+	if (rc)
+		sluice_batch_abort(b);
+out:
+	channel_leave(self);
+	if (rc)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
+{
+	int rc;
+
+	if (!channel_enter(self))
+		return NULL;
+	rc = sluice_channel_shutdown(self->ch);
+	channel_leave(self);
+	if (rc)
+		return raise_errno(rc);
+	Py_RETURN_NONE;
+}
+
+static PyObject *stats_dict(const struct sluice_channel_stats *s)
+{
+	return Py_BuildValue("{sK sK sK sK sK sd sK sd sK sK sK sK sI sI sI sI}",
+			     "published", (unsigned long long)s->published,
+			     "published_bytes", (unsigned long long)s->published_bytes,
+			     "consumed", (unsigned long long)s->consumed,
+			     "consumed_bytes", (unsigned long long)s->consumed_bytes,
+			     "space_waits", (unsigned long long)s->space_waits,
+			     "space_wait", s->space_wait_ns / 1e9,
+			     "batch_waits", (unsigned long long)s->batch_waits,
+			     "batch_wait", s->batch_wait_ns / 1e9,
+			     "spins", (unsigned long long)s->spins,
+			     "sleeps", (unsigned long long)s->sleeps,
+			     "doorbells", (unsigned long long)s->doorbells,
+			     "doorbells_suppressed", (unsigned long long)s->doorbells_suppressed,
+			     "queued", s->queued,
+			     "capacity", s->capacity,
+			     "producers", s->producers,
+			     "consumers", s->consumers);
+}
+
+static PyObject *channel_stats(struct py_channel *self, PyObject *unused)
+{
+	struct sluice_channel_stats st = {.sz = sizeof(st)};
+	int rc;
+
+	if (!channel_enter(self))
+		return NULL;
+	rc = sluice_channel_stats(self->ch, &st);
+	channel_leave(self);
+	return rc ? raise_errno(rc) : stats_dict(&st);
+}
+
+/* Of the whole channel, all endpoints together. */
+static PyObject *channel_totals(struct py_channel *self, PyObject *unused)
+{
+	struct sluice_channel_info *info;
+	PyObject *out = NULL;
+	int n;
+
+	if (!channel_enter(self))
+		return NULL;
+	channel_leave(self);
+	info = calloc(SLUICE_MAX_CHANNELS, sizeof(*info));
+	if (!info)
+		return PyErr_NoMemory();
+	info[0].sz = sizeof(*info);
+	n = sluice_channel_list(self->ar->a, info, SLUICE_MAX_CHANNELS);
+	for (int i = 0; i < n && i < SLUICE_MAX_CHANNELS && !out; i++)
+		if (!strcmp(info[i].name, self->name))
+			out = stats_dict(&info[i].stats);
+	free(info);
+	if (!out && !PyErr_Occurred())
+		return raise_errno(n < 0 ? n : -ENOENT);
+	return out;
+}
+
+static PyObject *channel_get_name(struct py_channel *self, void *unused)
+{
+	return PyUnicode_FromString(self->name);
+}
+
+static PyObject *channel_get_arena(struct py_channel *self, void *unused)
+{
+	Py_INCREF(self->arena);
+	return self->arena;
+}
+
+static PyObject *channel_get_closed(struct py_channel *self, void *unused)
+{
+	return PyBool_FromLong(!self->ch);
+}
+
+static PyObject *channel_get_flags(struct py_channel *self, void *unused)
+{
+	return PyLong_FromLong(self->opts.flags);
+}
+
+static PyMethodDef channel_methods[] = {
+	{"next", (PyCFunction)channel_next, METH_VARARGS,
+	 "next(timeout=None, alive=None): the next batch; alive() is called while waiting."},
+	{"begin", (PyCFunction)channel_begin, METH_VARARGS,
+	 "begin(nbytes, tensors=0, timeout=None): a batch to write."},
+	{"put", (PyCFunction)channel_put, METH_VARARGS, "put(plan, tag=0, timeout=None, alive=None)"},
+	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},
+	{"close", (PyCFunction)channel_close, METH_NOARGS, "Close this endpoint."},
+	{"stats", (PyCFunction)channel_stats, METH_NOARGS, "Counters of this endpoint."},
+	{"totals", (PyCFunction)channel_totals, METH_NOARGS, "Counters of the whole channel."},
+	{NULL},
+};
+
+static PyGetSetDef channel_getset[] = {
+	{"name", (getter)channel_get_name, NULL, "of the channel", NULL},
+	{"arena", (getter)channel_get_arena, NULL, "of the channel", NULL},
+	{"closed", (getter)channel_get_closed, NULL, "whether close() was called", NULL},
+	{"flags", (getter)channel_get_flags, NULL, "of this endpoint", NULL},
+	{NULL},
+};
+
+static PyType_Slot channel_slots[] = {
+	{Py_tp_dealloc, channel_dealloc},
+	{Py_tp_methods, channel_methods},
+	{Py_tp_getset, channel_getset},
+	{Py_tp_doc, "One endpoint of a channel."},
+	{0, NULL},
+};
+
+static PyType_Spec channel_spec = {
+	.name = "sluice._sluice.Channel",
+	.basicsize = sizeof(struct py_channel),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = channel_slots,
+};
+
+int channel_type_init(PyObject *mod)
+{
+	channel_type = (PyTypeObject *)PyType_FromSpec(&channel_spec);
+	return module_add_type(mod, "Channel", channel_type);
+}

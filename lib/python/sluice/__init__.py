@@ -11,6 +11,7 @@ from . import _sluice
 from ._context import context
 from ._core import Arena, Batch, Channel, View
 from ._queue import Empty, Full, ParentDied, Queue
+from ._share import share
 
 __version__ = _sluice.version()
 __all__ = [
@@ -23,12 +24,13 @@ __all__ = [
     "Queue",
     "View",
     "context",
+    "share",
 ]
 
 
 def __getattr__(name):
-    if name in ("torch", "_share"):
+    if name == "torch":
         import importlib
 
-        return importlib.import_module("." + name, __name__)
+        return importlib.import_module(".torch", __name__)
     raise AttributeError("module 'sluice' has no attribute %r" % name)

@@ -68,6 +68,10 @@ class ForkServerContext(_Queues, mp.ForkServerContext):
     Process = ForkServerProcess
 
 
+def is_ours(ctx):
+    return isinstance(ctx, _Queues)
+
+
 _contexts = {"fork": ForkContext, "spawn": SpawnContext, "forkserver": ForkServerContext}
 
 

@@ -300,6 +300,20 @@ static PyObject *arena_channel(PyObject *self, PyObject *args, PyObject *kw)
 	return channel_new(self, name, &opts, create);
 }
 
+/* _open(token): a read-only reference to a batch that another peer holds. */
+static PyObject *arena_open(PyObject *self, PyObject *args)
+{
+	struct arena_ref *ar = arena_of(self);
+	unsigned long long token;
+	struct sluice_batch *b;
+	int rc;
+
+	if (!ar || !PyArg_ParseTuple(args, "K", &token))
+		return NULL;
+	rc = sluice_batch_open(ar->a, &b, token);
+	return rc ? raise_errno(rc) : batch_new_held(ar, b);
+}
+
 static PyObject *arena_pin(PyObject *self, PyObject *unused)
 {
 	struct sluice_arena_info in = {.sz = sizeof(in)};
@@ -344,6 +358,7 @@ static PyMethodDef arena_methods[] = {
 	{"peers", arena_peers, METH_NOARGS, "Who is attached and what they hold."},
 	{"event", arena_event, METH_VARARGS, "event(timeout=None): next event or None."},
 	{"_channel", (PyCFunction)(void (*)(void))arena_channel, METH_VARARGS | METH_KEYWORDS, ""},
+	{"_open", arena_open, METH_VARARGS, ""},
 	{"_pin", arena_pin, METH_NOARGS, "Register with the GPU of the current context."},
 	{"_retire", arena_retire, METH_O, "Queue releases for retired_take()."},
 	{NULL},

@@ -375,24 +375,35 @@ static PyObject *batch_blob_names(struct py_batch *self, PyObject *unused)
 	return list;
 }
 
+static bool batch_object(struct py_batch *self, struct sluice_tensor *t)
+{
+	struct sluice_batch *b = batch_held(self);
+	int rc;
+
+	if (!b)
+		return false;
+	rc = sluice_batch_tensor(b, 0, t);
+	if (rc) {
+		raise_errno(rc);
+		return false;
+	}
+	if (strcmp(t->name, "py")) {
+		PyErr_Format(PyExc_ValueError, "the batch holds '%s', no Python object", t->name);
+		return false;
+	}
+	return true;
+}
+
 /* decode(codec, private): private copies a small message out and frees its extent at once. */
 static PyObject *batch_decode(struct py_batch *self, PyObject *args)
 {
-	struct sluice_batch *b = batch_held(self);
 	struct sluice_tensor t = {.sz = sizeof(t)};
 	struct anchor *an;
 	PyObject *codec, *out;
-	int private = 0, rc;
+	int private = 0;
 
-	if (!b || !PyArg_ParseTuple(args, "O|p", &codec, &private))
+	if (!PyArg_ParseTuple(args, "O|p", &codec, &private) || !batch_object(self, &t))
 		return NULL;
-	rc = sluice_batch_tensor(b, 0, &t);
-	if (rc)
-		return raise_errno(rc);
-	if (strcmp(t.name, "py")) {
-		PyErr_Format(PyExc_ValueError, "the batch holds '%s', no Python object", t.name);
-		return NULL;
-	}
 	if (!private)
 		return decode(self->held, t.data, t.bytes, codec);
 	an = anchor_new(ANCHOR_HEAP, NULL);
@@ -406,6 +417,47 @@ static PyObject *batch_decode(struct py_batch *self, PyObject *args)
 	out = decode(an, an->mem, an->len, codec);
 	anchor_put(an);
 	return out;
+}
+
+static PyObject *batch_count(struct py_batch *self, PyObject *unused)
+{
+	struct sluice_tensor t = {.sz = sizeof(t)};
+	Py_ssize_t n;
+
+	if (!batch_object(self, &t))
+		return NULL;
+	n = decode_count(t.data, t.bytes);
+	return n < 0 ? NULL : PyLong_FromSsize_t(n);
+}
+
+static PyObject *batch_item(struct py_batch *self, PyObject *args)
+{
+	struct sluice_tensor t = {.sz = sizeof(t)};
+	Py_ssize_t i, n;
+	PyObject *codec;
+
+	if (!PyArg_ParseTuple(args, "nO", &i, &codec) || !batch_object(self, &t))
+		return NULL;
+	n = decode_count(t.data, t.bytes);
+	if (n < 0)
+		return NULL;
+	if (i < 0 || i >= n) {
+		PyErr_Format(PyExc_IndexError, "item %zd of %zd", i, n);
+		return NULL;
+	}
+	return decode_item(self->held, t.data, t.bytes, i, codec);
+}
+
+static PyObject *batch_token(struct py_batch *self, PyObject *unused)
+{
+	struct sluice_batch *b = batch_held(self);
+	uint64_t token;
+	int rc;
+
+	if (!b)
+		return NULL;
+	rc = sluice_batch_token(b, &token);
+	return rc ? raise_errno(rc) : PyLong_FromUnsignedLongLong(token);
 }
 
 static PyObject *batch_release(struct py_batch *self, PyObject *unused)
@@ -444,6 +496,9 @@ static PyMethodDef batch_methods[] = {
 	{"blob", (PyCFunction)batch_blob, METH_VARARGS, "Bytes of a blob by name."},
 	{"blob_names", (PyCFunction)batch_blob_names, METH_NOARGS, "Names of the blobs."},
 	{"decode", (PyCFunction)batch_decode, METH_VARARGS, "decode(codec, private=False)"},
+	{"count", (PyCFunction)batch_count, METH_NOARGS, "Items of encode_items()."},
+	{"item", (PyCFunction)batch_item, METH_VARARGS, "item(i, codec): one of them"},
+	{"token", (PyCFunction)batch_token, METH_NOARGS, "Names the batch for Arena._open()."},
 	{"release", (PyCFunction)batch_release, METH_NOARGS, "Let go, or give up writing."},
 	{NULL},
 };

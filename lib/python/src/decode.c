@@ -441,26 +441,37 @@ static PyObject *read_value(struct reader *r)
 	return o;
 }
 
-PyObject *decode(struct anchor *an, const char *mem, uint64_t len, PyObject *codec)
+static bool header_read(const char *mem, uint64_t len, struct wire_header *h)
+{
+	if (len < sizeof(*h)) {
+		damaged("it is shorter than its header");
+		return false;
+	}
+	memcpy(h, mem, sizeof(*h));
+	if (h->magic != WIRE_MAGIC) {
+		damaged("no such format");
+		return false;
+	}
+	if (h->structure > len || h->structure_len > len - h->structure) {
+		damaged("the structure lies outside the extent");
+		return false;
+	}
+	return true;
+}
+
+static PyObject *decode_part(struct anchor *an, const char *mem, uint64_t len, uint64_t from,
+			     uint64_t n, PyObject *codec)
 {
 	struct reader r = {.an = an, .mem = (char *)mem, .len = len, .codec = codec};
-	struct wire_header h;
 	PyObject *out = NULL;
 	char *copy;
 
-	if (len < sizeof(h))
-		return damaged("it is shorter than its header");
-	memcpy(&h, mem, sizeof(h));
-	if (h.magic != WIRE_MAGIC)
-		return damaged("no such format");
-	if (h.structure > len || h.structure_len > len - h.structure)
-		return damaged("the structure lies outside the extent");
-	copy = malloc(h.structure_len ? h.structure_len : 1);
+	copy = malloc(n ? n : 1);
 	if (!copy)
 		return PyErr_NoMemory();
-	memcpy(copy, mem + h.structure, h.structure_len);
+	memcpy(copy, mem + from, n);
 	r.p = copy;
-	r.end = copy + h.structure_len;
+	r.end = copy + n;
 	r.memo = PyList_New(0);
 	r.classes = PyList_New(0);
 	if (r.memo && r.classes)
@@ -469,4 +480,40 @@ PyObject *decode(struct anchor *an, const char *mem, uint64_t len, PyObject *cod
 	Py_XDECREF(r.classes);
 	free(copy);
 	return out;
+}
+
+PyObject *decode(struct anchor *an, const char *mem, uint64_t len, PyObject *codec)
+{
+	struct wire_header h;
+
+	if (!header_read(mem, len, &h))
+		return NULL;
+	return decode_part(an, mem, len, h.structure, h.structure_len, codec);
+}
+
+/* The number of items of encode_items(), or -1 with an exception. */
+Py_ssize_t decode_count(const char *mem, uint64_t len)
+{
+	struct wire_header h;
+
+	if (!header_read(mem, len, &h))
+		return -1;
+	if (h.items >= (len - sizeof(h)) / sizeof(uint64_t)) {
+		damaged("the table of items lies outside the extent");
+		return -1;
+	}
+	return h.items;
+}
+
+PyObject *decode_item(struct anchor *an, const char *mem, uint64_t len, uint64_t i, PyObject *codec)
+{
+	struct wire_header h;
+	uint64_t pos[2];
+
+	if (!header_read(mem, len, &h))
+		return NULL;
+	memcpy(pos, mem + sizeof(h) + i * sizeof(*pos), sizeof(pos));
+	if (pos[0] > pos[1] || pos[1] > h.structure_len)
+		return damaged("an item lies outside the structure");
+	return decode_part(an, mem, len, h.structure + pos[0], pos[1] - pos[0], codec);
 }

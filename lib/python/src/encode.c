@@ -38,6 +38,8 @@ struct plan {
 	uint64_t end; /* of the payload so far */
 	uint64_t structure;
 	PyObject *keep; /* what the items point into */
+	uint64_t *table; /* of encode_items(): table_n + 1 positions in the structure */
+	uint64_t table_n;
 	/* an extent that part of the payload stands in already */
 	const char *base;
 	uint64_t used;
@@ -753,6 +755,7 @@ static void plan_dealloc(struct plan *pl)
 	free(pl->bufs);
 	free(pl->items);
 	free(pl->buf);
+	free(pl->table);
 	Py_XDECREF(pl->keep);
 	PyObject_Free(pl);
 	Py_DECREF(tp);
@@ -803,6 +806,61 @@ PyObject *py_encode(PyObject *mod, PyObject *args)
 	return (PyObject *)pl;
 }
 
+static void memo_reset(struct plan *pl)
+{
+	memset(pl->memo_keys, 0, pl->memo_cap * sizeof(*pl->memo_keys));
+	pl->memo_n = 0;
+}
+
+/*
+ * encode_items(seq, codec): every item stands for itself, and a table at the beginning of the
+ * payload says where, so that one of them can be read without the others.
+ */
+PyObject *py_encode_items(PyObject *mod, PyObject *args)
+{
+	uint64_t table = sizeof(struct wire_header), *pos = NULL;
+	PyObject *seq, *codec, *held = NULL;
+	struct plan *pl;
+	Py_ssize_t n;
+
+	if (!PyArg_ParseTuple(args, "OO", &seq, &codec))
+		return NULL;
+	pl = plan_new(codec);
+	if (!pl)
+		return NULL;
+	held = PySequence_Tuple(seq);
+	if (!held || keep(pl, held))
+		goto fail;
+	n = PyTuple_Size(held);
+	pos = malloc((n + 1) * sizeof(*pos));
+	if (!pos) {
+		PyErr_NoMemory();
+		goto fail;
+	}
+	pl->end = table + (n + 1) * sizeof(*pos);
+	for (Py_ssize_t i = 0; i < n; i++) {
+		pos[i] = pl->len;
+		if (encode(pl, PyTuple_GetItem(held, i)))
+			goto fail;
+		if (pl->memo_n)
+			memo_reset(pl);
+		if (PyDict_Size(pl->classes))
+			PyDict_Clear(pl->classes);
+	}
+	pos[n] = pl->len;
+	Py_DECREF(held);
+	walk_end(pl);
+	pl->structure = (pl->end + WIRE_ALIGN_S - 1) & ~(uint64_t)(WIRE_ALIGN_S - 1);
+	pl->table = pos;
+	pl->table_n = n;
+	return (PyObject *)pl;
+fail:
+	free(pos);
+	Py_XDECREF(held);
+	Py_DECREF(pl);
+	return NULL;
+}
+
 uint64_t plan_bytes(PyObject *obj)
 {
 	struct plan *pl = (struct plan *)obj;
@@ -835,7 +893,12 @@ static void item_copy(const struct item *it, char *base)
 int plan_write(PyObject *obj, void *base)
 {
 	struct plan *pl = (struct plan *)obj;
-	struct wire_header h = {WIRE_MAGIC, 0, pl->structure, pl->len};
+	struct wire_header h = {
+		.magic = WIRE_MAGIC,
+		.items = pl->table_n,
+		.structure = pl->structure,
+		.structure_len = pl->len,
+	};
 	PyThreadState *ts = NULL;
 
 	for (size_t i = 0; i < pl->nitems; i++) {
@@ -858,6 +921,8 @@ int plan_write(PyObject *obj, void *base)
 		ts = PyEval_SaveThread();
 	for (size_t i = 0; i < pl->nitems; i++)
 		item_copy(&pl->items[i], base);
+	if (pl->table)
+		memcpy((char *)base + sizeof(h), pl->table, (pl->table_n + 1) * sizeof(*pl->table));
 	memcpy((char *)base + pl->structure, pl->buf, pl->len);
 	memcpy(base, &h, sizeof(h));
 	if (ts)

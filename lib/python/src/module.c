@@ -213,6 +213,7 @@ int module_add_type(PyObject *mod, const char *name, PyTypeObject *tp)
 
 static PyMethodDef methods[] = {
 	{"encode", py_encode, METH_VARARGS, "encode(obj, codec, base=0, cap=0, used=0): a Plan"},
+	{"encode_items", py_encode_items, METH_VARARGS, "encode_items(seq, codec): a Plan"},
 	{"decode_fd", py_decode_fd, METH_VARARGS, "decode_fd(fd, len, codec)"},
 	{"write_fd", py_write_fd, METH_VARARGS, "write_fd(fd, plan)"},
 	{"retired_take", py_retired_take, METH_NOARGS, "Batches that wait for the GPU, or None."},

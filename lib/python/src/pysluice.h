@@ -88,9 +88,13 @@ struct plan;
 uint64_t plan_bytes(PyObject *plan);
 int plan_write(PyObject *plan, void *base); /* -1 with an exception */
 PyObject *py_encode(PyObject *mod, PyObject *args);
+PyObject *py_encode_items(PyObject *mod, PyObject *args);
 
 /* decode.c */
 PyObject *decode(struct anchor *an, const char *mem, uint64_t len, PyObject *codec);
+Py_ssize_t decode_count(const char *mem, uint64_t len);
+PyObject *decode_item(struct anchor *an, const char *mem, uint64_t len, uint64_t i,
+		      PyObject *codec);
 
 /* batch.c */
 PyObject *batch_new_held(struct arena_ref *ar, struct sluice_batch *b);

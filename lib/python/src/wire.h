@@ -22,6 +22,7 @@
 struct wire_header {
 	uint32_t magic;
 	uint32_t reserved;
+	uint64_t items; /* encode_items(): items + 1 positions in the structure follow */
 	uint64_t structure;
 	uint64_t structure_len;
 };

@@ -154,7 +154,7 @@ int sluice_batch_begin_opts(struct sluice_channel *ch, struct sluice_batch **out
 		err = begin_check(ch, &o, &need);
 	if (err)
 		return err;
-	peer_look(a);
+	peer_look(a, now_coarse_ns());
 	err = publish_refused(ch);
 	if (err)
 		return err;

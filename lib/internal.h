@@ -255,7 +255,7 @@ int peer_join(struct sluice_arena *a);
 void peer_leave(struct sluice_arena *a);
 void peer_watch_all(struct sluice_arena *a); /* watch peers that joined since */
 void peer_collect(struct sluice_arena *a); /* recover those that died */
-void peer_look(struct sluice_arena *a); /* the same, at most every 50 ms */
+void peer_look(struct sluice_arena *a, uint64_t now); /* the same, at most every 50 ms */
 bool peer_gone(struct sluice_arena *a, unsigned int slot); /* dead, or no peer at all */
 uint64_t peer_start_time(uint32_t pid);
 

@@ -241,10 +241,8 @@ void peer_collect(struct sluice_arena *a)
 }
 
 /* Called by operations that may go on for ever without sleeping. */
-void peer_look(struct sluice_arena *a)
+void peer_look(struct sluice_arena *a, uint64_t now)
 {
-	uint64_t now = now_coarse_ns();
-
 	if (now - ld_rlx(&a->last_look_ns) < LOOK_NS)
 		return;
 	st_rlx(&a->last_look_ns, now);

@@ -142,7 +142,7 @@ static int end_of_stream(struct sluice_channel *ch)
 
 int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, uint64_t timeout_ns)
 {
-	uint64_t deadline = 0, since = 0, word;
+	uint64_t deadline = 0, since = 0, now, word;
 	struct sluice_arena *a = ch->a;
 	int err, last = 0;
 	uint32_t lease;
@@ -153,13 +153,18 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		return err;
 	if (!(ch->flags & SLUICE_CHANNEL_CONSUME))
 		return sluice_fail(EPERM, "channel %s: this endpoint does not consume", ch->name);
-	peer_look(a);
+	now = now_coarse_ns();
+	peer_look(a, now);
 	rung = disarm(ch);
 	for (;;) {
-		/* Asked before the ring: who is gone has published before it went. */
-		bool over = producers_gone(ch);
+		bool over = false;
 
 		err = ring_pop(ch, &lease, &word);
+		if (err == -EAGAIN && producers_gone(ch)) {
+			/* Who is gone has published before it went: look again. */
+			over = true;
+			err = ring_pop(ch, &lease, &word);
+		}
 		if (!err)
 			break;
 		if (err == -ENODATA || (err == -EAGAIN && over)) {
@@ -176,8 +181,10 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
+		now = 0;
 		/* Nothing is queued: no producer must wait for room, and one may be stopped. */
-		wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
+		if (map_any(ch->shm->producer_sleepers))
+			wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
 		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline, &rung);
 	}
 	if (rung && ring_readable(ch))
@@ -188,7 +195,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 	}
 	if (err)
 		return err;
-	st_rlx(&a->leases[lease].since_ns, now_coarse_ns());
+	st_rlx(&a->leases[lease].since_ns, now ? now : now_coarse_ns());
 	err = batch_hold(a, out, lease, word);
 	if (err)
 		return err;
@@ -299,7 +306,6 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 			break;
 		err = -EAGAIN;
 		if (ring_writable(ch) && (!timeout_ns || last || my_turn(ch))) {
-			st_rlx(&a->leases[lease].since_ns, now_coarse_ns());
 			CRASH_POINT("publish_before_ready");
 			/* P1; a shared bit may have come since we took it */
 			if (!cas_sc(word, *from, ready)) {

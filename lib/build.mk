@@ -59,7 +59,7 @@ install-lib: lib
 	$(Q)$(MAKE) --no-print-directory $(B)/lib/sluice.pc
 	$(call say,INSTALL,$(DESTDIR)$(LIBDIR)/libsluice.so)
 	$(Q)install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)
-	$(Q)install -m 644 lib/include/sluice.h $(DESTDIR)$(INCLUDEDIR)
+	$(Q)install -m 644 lib/include/sluice.h lib/include/sluice_dtype.h $(DESTDIR)$(INCLUDEDIR)
 	$(Q)install -m 644 $(B)/lib/libsluice.a $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(LIB_SO) $(DESTDIR)$(LIBDIR)
 	$(Q)cp -P $(B)/lib/$(LIB_SONAME) $(B)/lib/libsluice.so $(DESTDIR)$(LIBDIR)

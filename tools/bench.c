@@ -373,7 +373,7 @@ int cmd_bench(int argc, char **argv)
 	if (row_choose(wanted, row))
 		return EXIT_USAGE;
 	if (quick)
-		plan = (struct plan){.rounds = 5, .round_ms = 80, .group_ms = 2000};
+		plan = (struct plan){.rounds = 5, .round_ms = 60, .group_ms = 1500};
 	n = measure(wanted, &plan, results);
 	if (json)
 		bench_print_json(results, n, &host);

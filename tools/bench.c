@@ -77,11 +77,14 @@ static int entrant_calibrate(struct entrant *e, const struct plan *plan)
 	e->n = e->spec->first;
 	if (e->spec->flags & BENCH_FIXED)
 		return 0;
-	for (i = 0; i < 3 && !err && (e->n > was + was / 4 || e->n < was - was / 4); i++) {
+	for (i = 0; i < 3 && (e->n > was + was / 4 || e->n < was - was / 4); i++) {
 		was = e->n;
 		err = bench_crew_run(&e->crew, e->n, &s);
-		if (!err)
-			e->n = (uint64_t)((double)e->n * round_ns(e->spec, plan) / (s.ns + 1)) + 1;
+		if (err)
+			break;
+		e->n = (uint64_t)((double)e->n * round_ns(e->spec, plan) / (s.ns + 1)) + 1;
+		if (e->spec->flags & BENCH_EVEN)
+			e->n = (e->n / e->spec->first + 1) * e->spec->first;
 	}
 	return err;
 }
@@ -102,17 +105,23 @@ static void entrant_round(struct entrant *e)
 		e->rounds++;
 }
 
-/* A crew whose system calls were counted is used up, so each round has its own. */
-static void entrant_count(struct entrant *e, const struct plan *plan)
+/* Each round has a crew of its own. */
+static void entrant_fresh_rounds(struct entrant *e, const struct plan *plan, uint64_t deadline)
 {
 	unsigned int i;
 
-	for (i = 0; i < MIN_ROUNDS && !e->err; i++) {
+	for (i = 0; i < plan->rounds && !e->err; i++) {
+		if (i >= MIN_ROUNDS && bench_now() > deadline)
+			break;
 		if (i)
 			bench_crew_stop(&e->crew);
 		entrant_start(e, plan);
-		if (!e->err)
+		if (e->err)
+			break;
+		if (e->spec->flags & BENCH_COUNT)
 			e->err = bench_crew_count(&e->crew, e->n, &e->sample[i]);
+		else
+			e->err = bench_crew_run(&e->crew, e->n, &e->sample[i]);
 		if (!e->err)
 			e->rounds++;
 	}
@@ -124,8 +133,8 @@ static void group_run(struct group *g, const struct plan *plan)
 	unsigned int i, round;
 
 	for (i = 0; i < g->n; i++) {
-		if (g->crews[i].spec->flags & BENCH_COUNT)
-			entrant_count(&g->crews[i], plan);
+		if (g->crews[i].spec->flags & BENCH_FRESH)
+			entrant_fresh_rounds(&g->crews[i], plan, deadline);
 		else
 			entrant_start(&g->crews[i], plan);
 	}
@@ -135,7 +144,7 @@ static void group_run(struct group *g, const struct plan *plan)
 		for (i = 0; i < g->n; i++) {
 			const struct bench_spec *spec = g->crews[i].spec;
 
-			if (!(spec->flags & BENCH_COUNT) && round < rounds_of(spec, plan))
+			if (!(spec->flags & BENCH_FRESH) && round < rounds_of(spec, plan))
 				entrant_round(&g->crews[i]);
 		}
 	}
@@ -162,8 +171,8 @@ static bool goal_met(const struct bench_result *r)
 		return r->ratio >= goal;
 	case BENCH_RATIO_MAX:
 		return r->ratio <= goal;
-	case BENCH_RATIO_NEAR:
-		return r->ratio >= 1 - goal && r->ratio <= 1 + goal;
+	case BENCH_VALUE_NEAR:
+		return r->value >= 1 - goal && r->value <= 1 + goal;
 	case BENCH_VALUE_MIN:
 		return r->value >= goal;
 	case BENCH_VALUE_MAX:

@@ -54,6 +54,8 @@ enum bench_crew_flags {
 	BENCH_COUNT = 1 << 4, /* system calls of the steady phase are counted */
 	BENCH_FIXED = 1 << 5, /* one round of .first operations, nothing is calibrated */
 	BENCH_LATER = 1 << 6, /* memory that was touched before */
+	BENCH_EVEN = 1 << 7, /* the number of operations is a multiple of .first */
+	BENCH_FRESH = 1 << 8, /* each round has a crew of its own */
 };
 
 /**
@@ -162,7 +164,7 @@ enum bench_goal {
 	BENCH_NO_GOAL,
 	BENCH_RATIO_MIN,
 	BENCH_RATIO_MAX,
-	BENCH_RATIO_NEAR, /* 1 within the goal */
+	BENCH_VALUE_NEAR, /* 1 within the goal */
 	BENCH_VALUE_MIN,
 	BENCH_VALUE_MAX,
 };

@@ -29,7 +29,7 @@ void bench_goal_text(char *buf, size_t len, const struct bench_row *row)
 		[BENCH_NO_GOAL] = "",
 		[BENCH_RATIO_MIN] = "ratio >= ",
 		[BENCH_RATIO_MAX] = "ratio <= ",
-		[BENCH_RATIO_NEAR] = "ratio = 1 +- ",
+		[BENCH_VALUE_NEAR] = "value = 1 +- ",
 		[BENCH_VALUE_MIN] = "value >= ",
 		[BENCH_VALUE_MAX] = "value <= ",
 	};

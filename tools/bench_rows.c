@@ -38,21 +38,16 @@ static const struct bench_spec free_readv = STREAM(bench_readv, BENCH_READ);
 static const struct bench_spec free_zmq = STREAM(bench_zmq, BENCH_READ);
 static const struct bench_spec free_boost = STREAM(bench_boost, BENCH_READ);
 static const struct bench_spec free_shm = STREAM(bench_shm_ring, BENCH_READ);
-static const struct bench_spec handoff_small = {
+/*
+ * Turns of 2,000, an even number of them.  Where the lines of a lease happen to lie makes one batch
+ * faster than the other by a fifth, so they lie elsewhere in each round.
+ */
+static const struct bench_spec handoff = {
 	.ops = &bench_handoff,
 	.sides = 2,
-	.flags = BENCH_PIN,
-	.bytes = BATCH,
-	.first = 10000,
-	.round_us = 9000,
-};
-static const struct bench_spec handoff_big = {
-	.ops = &bench_handoff,
-	.sides = 2,
-	.flags = BENCH_PIN,
-	.bytes = 1024 * BENCH_MIB,
-	.first = 10000,
-	.round_us = 9000,
+	.flags = BENCH_PIN | BENCH_EVEN | BENCH_FRESH,
+	.first = 4000,
+	.round_us = 20000,
 };
 static const struct bench_spec line = {
 	.ops = &bench_line,
@@ -98,7 +93,7 @@ static const struct bench_spec free_asleep = {
 static const struct bench_spec steady = {
 	.ops = &bench_stream,
 	.sides = 2,
-	.flags = BENCH_READ | BENCH_COUNT,
+	.flags = BENCH_READ | BENCH_COUNT | BENCH_FRESH,
 	.slots = SLOTS,
 	.bytes = BATCH,
 	.first = 100,
@@ -106,7 +101,7 @@ static const struct bench_spec steady = {
 static const struct bench_spec steady_small = {
 	.ops = &bench_stream,
 	.sides = 2,
-	.flags = BENCH_READ | BENCH_COUNT,
+	.flags = BENCH_READ | BENCH_COUNT | BENCH_FRESH,
 	.slots = 64,
 	.bytes = BENCH_MIB / 16,
 	.first = 10000,
@@ -185,6 +180,21 @@ static double per_s(const struct bench_sample *s, const struct bench_spec *spec)
 	return (double)s->n * 1e9 / s->ns;
 }
 
+static double handoff_small(const struct bench_sample *s, const struct bench_spec *spec)
+{
+	return (double)s->n / 2 * 1e9 / (s->ns - s->extra);
+}
+
+static double handoff_large(const struct bench_sample *s, const struct bench_spec *spec)
+{
+	return (double)s->n / 2 * 1e9 / s->extra;
+}
+
+static double handoff_flat(const struct bench_sample *s, const struct bench_spec *spec)
+{
+	return (s->ns - s->extra) / s->extra;
+}
+
 static double one_way_ns(const struct bench_sample *s, const struct bench_spec *spec)
 {
 	return s->ns / (double)s->n / 2;
@@ -240,12 +250,12 @@ const struct bench_row bench_rows[] = {
 	 &free_boost, gb_per_s, BENCH_NO_GOAL, 0},
 	{"peer_shm", "every byte read, CPUs not pinned", "free", "GB/s", &free_sluice, &free_shm,
 	 gb_per_s, BENCH_NO_GOAL, 0},
-	{"handoff_12m", "hand-off of a filled 12 MiB batch", "handoff", "/s", &handoff_small, NULL,
-	 per_s, BENCH_VALUE_MIN, 200000},
-	{"handoff_1g", "hand-off of a filled 1 GiB batch", "handoff", "/s", &handoff_big, NULL,
-	 per_s, BENCH_VALUE_MIN, 200000},
-	{"handoff_flat", "1 GiB against 12 MiB", "handoff", "/s", &handoff_big, &handoff_small,
-	 per_s, BENCH_RATIO_NEAR, 0.15},
+	{"handoff_12m", "hand-off of a filled 12 MiB batch", "handoff", "/s", &handoff, NULL,
+	 handoff_small, BENCH_VALUE_MIN, 200000},
+	{"handoff_1g", "hand-off of a filled 1 GiB batch", "handoff", "/s", &handoff, NULL,
+	 handoff_large, BENCH_VALUE_MIN, 200000},
+	{"handoff_flat", "1 GiB against 12 MiB", "handoff", "of it", &handoff, NULL, handoff_flat,
+	 BENCH_VALUE_NEAR, 0.15},
 	{"latency_awake", "one way, both awake", "awake", "ns", &awake, &line, one_way_ns,
 	 BENCH_RATIO_MAX, 5},
 	{"latency_asleep", "round trip, both asleep", "asleep", "us", &asleep, &eventfd,

@@ -126,8 +126,7 @@ TEST_F(post, sleepers_are_rung_for_what_waited_behind)
 	b = posted(self->out, &data, &word, &value);
 	ASSERT_NE(NULL, b);
 	for (int i = 0; i < 2; i++) {
-		CHILD(pid[i])
-		{
+		CHILD(pid[i]) {
 			struct sluice_arena *a = arena_child(self->a);
 			struct sluice_channel *in = channel_join(a, "post", SLUICE_CHANNEL_CONSUME);
 			struct sluice_batch *got;
@@ -154,8 +153,7 @@ TEST_F(post, the_dead_take_it_along)
 	pid_t pid;
 
 	gate_init(&ready);
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *out = channel_join(a, "post", SLUICE_CHANNEL_PRODUCE);
 		uint64_t *word, value;

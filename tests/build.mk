@@ -79,3 +79,6 @@ check-valgrind: $(TEST_VALGRIND)
 		tests/prove valgrind $^
 
 CHECKS := check-tree check-lib check-crash check-asan check-tsan check-valgrind $(CHECKS)
+
+-include tests/model/build.mk
+-include tests/fuzz/build.mk

@@ -78,7 +78,7 @@ byte head, tail;
 #define CELL  1
 #define SPACE 2
 byte sleepers[3];
-bool bell[NPEERS];
+bool bell[MAXPEERS];
 
 /* Members of the channel. */
 byte producers = BIT(NP) - 1;
@@ -184,9 +184,7 @@ inline wake_all(maps)
 			bell[0] = bell[0] || (mask & 1);
 			bell[1] = bell[1] || (mask & 2);
 			bell[2] = bell[2] || (mask & 4);
-#if NPEERS > 3
 			bell[3] = bell[3] || (mask & 8);
-#endif
 			mask = 0
 		}
 	:: !(maps)

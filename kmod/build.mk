@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0-only
+#
+# The module is built in a copy below build/, one for each kernel, so that the tree stays clean.
+
+KMOD_SRC := Kbuild $(wildcard kmod/*.c kmod/*.h kmod/uapi/*.h kmod/probe/*.c)
+KDIR ?= /lib/modules/$(shell uname -r)/build
+
+$(B)/kmod/%/.copied: $(KMOD_SRC)
+	$(Q)mkdir -p $(@D)/kmod/uapi $(@D)/kmod/probe
+	$(Q)cp -p Kbuild $(@D)/
+	$(Q)cp -p kmod/*.c kmod/*.h $(@D)/kmod/
+	$(Q)cp -p kmod/probe/*.c $(@D)/kmod/probe/
+	$(Q)cp -p kmod/uapi/*.h $(@D)/kmod/uapi/
+	$(Q)touch $@
+
+$(B)/sluice.ko: $(B)/kmod/running/.copied
+	$(call say,KMOD,$@)
+	$(Q)$(MAKE) -s -C $(KDIR) M=$(CURDIR)/$(<D) modules
+	$(Q)cp $(<D)/sluice.ko $@
+
+# $(B)/kmod/KERNEL/sluice.ko, for a kernel of tests/vm
+$(B)/kmod/%/sluice.ko: $(B)/kmod/%/.copied
+	$(call say,KMOD,$@)
+	$(Q)tests/vm/kmake $* $(@D) -s $(KMOD_MAKE)
+
+.PRECIOUS: $(B)/kmod/%/.copied $(B)/kmod/%/sluice.ko
+
+ifneq ($(wildcard $(KDIR)/Makefile),)
+ALL += $(B)/sluice.ko
+else
+NOTES += "no headers of the running kernel ($(KDIR)): sluice.ko is not built"
+endif

@@ -22,7 +22,7 @@
 
 struct arena_handle {
 	struct sluice_arena *arena;
-	u32 rights; /* SLUICE_ROLE_* */
+	u32 rights; /* SLUICE_IOC_ROLE_* */
 };
 
 struct arena_map {
@@ -56,13 +56,13 @@ void sluice_arena_put(struct sluice_arena *arena)
 
 int sluice_arena_info(struct sluice_arena *arena, u32 role, void __user *arg)
 {
-	struct sluice_arena_info info;
+	struct sluice_ioc_arena_info info;
 	int err;
 
 	err = sluice_copy_in(&info, sizeof(info), sizeof(info), arg);
 	if (err)
 		return err;
-	info = (struct sluice_arena_info){
+	info = (struct sluice_ioc_arena_info){
 		.size = info.size,
 		.role = role,
 		.id = arena->id,
@@ -79,7 +79,7 @@ int sluice_arena_info(struct sluice_arena *arena, u32 role, void __user *arg)
 
 static const char *role_name(u32 role)
 {
-	return role == SLUICE_ROLE_CONSUMER ? "consumer" : "producer";
+	return role == SLUICE_IOC_ROLE_CONSUMER ? "consumer" : "producer";
 }
 
 void sluice_arena_show(struct seq_file *m, struct sluice_arena *arena, u32 role)
@@ -200,7 +200,7 @@ static int handle_mmap(struct file *file, struct vm_area_struct *vma)
 	struct arena_handle *handle = file->private_data;
 	struct sluice_arena *arena = handle->arena;
 	struct sluice_region *region = arena_find_region(arena, &vma->vm_pgoff);
-	bool readonly = handle->rights == SLUICE_ROLE_CONSUMER &&
+	bool readonly = handle->rights == SLUICE_IOC_ROLE_CONSUMER &&
 			region == &arena->region[SLUICE_DATA];
 
 	return arena_mmap_region(arena, region, readonly, vma);
@@ -242,7 +242,7 @@ static long handle_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 
 	switch (cmd) {
 	case SLUICE_IOC_ARENA_RESTRICT:
-		return handle_create(handle->arena, SLUICE_ROLE_CONSUMER);
+		return handle_create(handle->arena, SLUICE_IOC_ROLE_CONSUMER);
 	case SLUICE_IOC_PEER_ATTACH:
 		return sluice_peer_attach(handle->arena, handle->rights, uarg);
 	case SLUICE_IOC_ARENA_INFO:
@@ -282,12 +282,12 @@ static int handle_create(struct sluice_arena *arena, u32 rights)
 	return fd;
 }
 
-static int arena_check(const struct sluice_arena_create *args)
+static int arena_check(const struct sluice_ioc_arena_create *args)
 {
 	const u64 most = MAX_LFS_FILESIZE / 4;
 
 	if (args->reserved ||
-	    args->flags & ~(SLUICE_ARENA_HUGE_PREFERRED | SLUICE_ARENA_HUGE_REQUIRED) ||
+	    args->flags & ~(SLUICE_IOC_HUGE_PREFERRED | SLUICE_IOC_HUGE_REQUIRED) ||
 	    hweight32(args->flags) > 1)
 		return -EINVAL;
 	if (!args->control_bytes || !args->data_bytes || args->control_bytes > most ||
@@ -296,12 +296,12 @@ static int arena_check(const struct sluice_arena_create *args)
 	if (args->node != NUMA_NO_NODE &&
 	    (args->node < 0 || args->node >= MAX_NUMNODES || !node_state(args->node, N_MEMORY)))
 		return -EINVAL;
-	if (args->flags & SLUICE_ARENA_HUGE_REQUIRED && !IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE))
+	if (args->flags & SLUICE_IOC_HUGE_REQUIRED && !IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE))
 		return -ENOMEM;
 	return 0;
 }
 
-static int arena_reserve(struct sluice_arena *arena, const struct sluice_arena_create *args)
+static int arena_reserve(struct sluice_arena *arena, const struct sluice_ioc_arena_create *args)
 {
 	const u64 bytes[] = { PAGE_ALIGN(args->control_bytes), PAGE_ALIGN(args->data_bytes) };
 	u32 flags = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) ? args->flags : 0;
@@ -320,7 +320,7 @@ static int arena_reserve(struct sluice_arena *arena, const struct sluice_arena_c
  *
  * Return: a descriptor, or a negative errno.
  */
-int sluice_arena_create(const struct sluice_arena_create *args)
+int sluice_arena_create(const struct sluice_ioc_arena_create *args)
 {
 	struct sluice_arena *arena;
 	int err;
@@ -345,7 +345,7 @@ int sluice_arena_create(const struct sluice_arena_create *args)
 	if (!err) {
 		arena->announced = true;
 		trace_sluice_arena_create(arena);
-		err = handle_create(arena, SLUICE_ROLE_PRODUCER);
+		err = handle_create(arena, SLUICE_IOC_ROLE_PRODUCER);
 	}
 	sluice_arena_put(arena);
 	return err;

@@ -3,7 +3,7 @@
  * Bells: files of a peer that carry records.
  *
  * A bell has a short queue. When it is full, what was not read in time is merged into one
- * SLUICE_OVERFLOW, so a wake-up is never lost. Deaths are read from the log of the arena, in which
+ * SLUICE_BELL_OVERFLOW, so a wake-up is never lost. Deaths are read from the log of the arena, in which
  * every bell has a place of its own.
  */
 #include <linux/anon_inodes.h>
@@ -48,7 +48,7 @@ static u32 bell_pid(struct sluice_bell *bell, struct pid *pid)
 	return pid_nr_ns(pid, ns_of_pid(bell->peer->pid));
 }
 
-static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_record *records,
+static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_bell_record *records,
 				     unsigned int room)
 {
 	struct sluice_arena *arena = bell->peer->arena;
@@ -62,8 +62,8 @@ static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_rec
 	}
 	for (; n < room && seen != arena->nr_deaths; seen++) {
 		death = &arena->deaths[seen % SLUICE_DEATHS];
-		records[n++] = (struct sluice_record){
-			.type = SLUICE_PEER_DEAD,
+		records[n++] = (struct sluice_bell_record){
+			.type = SLUICE_BELL_PEER_DEAD,
 			.from_peer = death->peer,
 			.pid = bell_pid(bell, death->pid),
 			.arg = death->arg,
@@ -74,7 +74,7 @@ static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_rec
 }
 
 /* Moves what there is to @records; 0 if there is nothing, -1 if there never will be. */
-static int bell_take(struct sluice_bell *bell, struct sluice_record *records, unsigned int room)
+static int bell_take(struct sluice_bell *bell, struct sluice_bell_record *records, unsigned int room)
 {
 	struct sluice_arena *arena = bell->peer->arena;
 	int n = -1;
@@ -85,7 +85,7 @@ static int bell_take(struct sluice_bell *bell, struct sluice_record *records, un
 	n = bell_take_deaths(bell, records, room);
 	if (n < room && bell->overflow) {
 		WRITE_ONCE(bell->overflow, false);
-		records[n++] = (struct sluice_record){ .type = SLUICE_OVERFLOW };
+		records[n++] = (struct sluice_bell_record){ .type = SLUICE_BELL_OVERFLOW };
 	}
 	while (n < room && bell->head != bell->tail) {
 		records[n++] = bell->queue[bell->head % SLUICE_QUEUE];
@@ -99,7 +99,7 @@ out:
 static ssize_t bell_read_iter(struct kiocb *iocb, struct iov_iter *to)
 {
 	struct sluice_bell *bell = iocb->ki_filp->private_data;
-	struct sluice_record records[BELL_BATCH];
+	struct sluice_bell_record records[BELL_BATCH];
 	size_t room = min_t(size_t, iov_iter_count(to) / sizeof(*records), BELL_BATCH);
 	int err, n;
 
@@ -125,7 +125,7 @@ static ssize_t bell_read_iter(struct kiocb *iocb, struct iov_iter *to)
 	return -EFAULT;
 }
 
-static void bell_push(struct sluice_bell *bell, const struct sluice_record *record)
+static void bell_push(struct sluice_bell *bell, const struct sluice_bell_record *record)
 {
 	if (bell->tail - bell->head < SLUICE_QUEUE) {
 		bell->queue[bell->tail % SLUICE_QUEUE] = *record;
@@ -136,10 +136,10 @@ static void bell_push(struct sluice_bell *bell, const struct sluice_record *reco
 	bell_wake(bell);
 }
 
-static int bell_send(struct sluice_bell *from, const struct sluice_message *message)
+static int bell_send(struct sluice_bell *from, const struct sluice_bell_message *message)
 {
 	struct sluice_arena *arena = from->peer->arena;
-	struct sluice_record record = {
+	struct sluice_bell_record record = {
 		.type = message->type,
 		.from_peer = from->peer->id,
 		.from_bell = from->id,
@@ -148,7 +148,7 @@ static int bell_send(struct sluice_bell *from, const struct sluice_message *mess
 	struct sluice_bell *to;
 	int err = 0;
 
-	if (message->type != SLUICE_DOORBELL && message->type != SLUICE_COMPLETION)
+	if (message->type != SLUICE_BELL_DOORBELL && message->type != SLUICE_BELL_COMPLETION)
 		return -EINVAL;
 	spin_lock(&arena->lock);
 	to = xa_load(&arena->bells, message->to_bell);
@@ -163,7 +163,7 @@ static int bell_send(struct sluice_bell *from, const struct sluice_message *mess
 	spin_unlock(&arena->lock);
 	if (err)
 		return err;
-	if (message->type == SLUICE_DOORBELL)
+	if (message->type == SLUICE_BELL_DOORBELL)
 		trace_sluice_doorbell(from, message);
 	else
 		trace_sluice_completion(from, message);
@@ -173,7 +173,7 @@ static int bell_send(struct sluice_bell *from, const struct sluice_message *mess
 static ssize_t bell_write_iter(struct kiocb *iocb, struct iov_iter *from)
 {
 	struct sluice_bell *bell = iocb->ki_filp->private_data;
-	struct sluice_message message;
+	struct sluice_bell_message message;
 	ssize_t done = 0;
 	int err = 0;
 
@@ -207,7 +207,7 @@ static __poll_t bell_poll(struct file *file, poll_table *wait)
 
 static long bell_open(struct sluice_peer *peer, void __user *arg)
 {
-	struct sluice_bell_open args;
+	struct sluice_ioc_bell_open args;
 	struct file *file;
 	int err;
 

@@ -62,7 +62,7 @@ int sluice_install_fd(struct file *file, void __user *to, const void *from, size
 
 static long device_hello(void __user *arg)
 {
-	struct sluice_hello hello;
+	struct sluice_ioc_hello hello;
 	u64 wanted;
 	u32 abi;
 	int err;
@@ -86,7 +86,7 @@ static long device_hello(void __user *arg)
 
 static long device_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
-	struct sluice_arena_create args;
+	struct sluice_ioc_arena_create args;
 	void __user *uarg = (void __user *)arg;
 	int err;
 

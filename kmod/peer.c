@@ -224,14 +224,14 @@ static struct sluice_peer *peer_create(struct sluice_arena *arena, u32 role)
 /**
  * sluice_peer_attach() - Make the current process a peer
  * @arena: arena
- * @rights: SLUICE_ROLE_* that the descriptor carries
- * @arg: struct sluice_peer_attach
+ * @rights: SLUICE_IOC_ROLE_* that the descriptor carries
+ * @arg: struct sluice_ioc_peer_attach
  *
  * Return: descriptor of the first bell, or a negative errno.
  */
 long sluice_peer_attach(struct sluice_arena *arena, u32 rights, void __user *arg)
 {
-	struct sluice_peer_attach args;
+	struct sluice_ioc_peer_attach args;
 	struct sluice_peer *peer;
 	struct file *file;
 	int err;
@@ -240,9 +240,9 @@ long sluice_peer_attach(struct sluice_arena *arena, u32 rights, void __user *arg
 	if (err)
 		return err;
 	if (args.peer || args.bell ||
-	    (args.role != SLUICE_ROLE_PRODUCER && args.role != SLUICE_ROLE_CONSUMER))
+	    (args.role != SLUICE_IOC_ROLE_PRODUCER && args.role != SLUICE_IOC_ROLE_CONSUMER))
 		return -EINVAL;
-	if (rights == SLUICE_ROLE_CONSUMER && args.role != SLUICE_ROLE_CONSUMER)
+	if (rights == SLUICE_IOC_ROLE_CONSUMER && args.role != SLUICE_IOC_ROLE_CONSUMER)
 		return -EPERM;
 
 	peer = peer_create(arena, args.role);
@@ -263,8 +263,8 @@ long sluice_peer_attach(struct sluice_arena *arena, u32 rights, void __user *arg
 
 long sluice_peer_list(struct sluice_arena *arena, void __user *arg)
 {
-	struct sluice_peer_list args;
-	struct sluice_peer_info *infos;
+	struct sluice_ioc_peer_list args;
+	struct sluice_ioc_peer_info *infos;
 	struct sluice_peer *peer;
 	u32 room, count = 0;
 	int err;
@@ -282,7 +282,7 @@ long sluice_peer_list(struct sluice_arena *arena, void __user *arg)
 	list_for_each_entry(peer, &arena->peers, entry) {
 		if (count == room)
 			break;
-		infos[count++] = (struct sluice_peer_info){
+		infos[count++] = (struct sluice_ioc_peer_info){
 			.peer = peer->id,
 			.role = peer->role,
 			.pid = pid_vnr(peer->pid),

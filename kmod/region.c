@@ -101,7 +101,7 @@ static int region_populate(struct sluice_region *region, int node, u32 flags)
 			return -EINTR;
 		if (prepare && IS_ALIGNED(region->pinned, HPAGE_PMD_NR) &&
 		    end - region->pinned >= HPAGE_PMD_NR)
-			prepare = region_prepare_huge(node, flags & SLUICE_ARENA_HUGE_REQUIRED);
+			prepare = region_prepare_huge(node, flags & SLUICE_IOC_HUGE_REQUIRED);
 		page = shmem_read_mapping_page_gfp(mapping, region->pinned, REGION_GFP);
 		if (IS_ERR(page))
 			return PTR_ERR(page);
@@ -111,7 +111,7 @@ static int region_populate(struct sluice_region *region, int node, u32 flags)
 			region->huge_bytes += folio_size(folio);
 		cond_resched();
 	}
-	if (flags & SLUICE_ARENA_HUGE_REQUIRED &&
+	if (flags & SLUICE_IOC_HUGE_REQUIRED &&
 	    region->huge_bytes < ALIGN_DOWN(region->bytes, HPAGE_PMD_SIZE))
 		return -ENOMEM;
 	return 0;
@@ -144,7 +144,7 @@ static void region_unpin(struct sluice_region *region)
  * @label: name that shows in /proc/PID/maps
  * @bytes: whole pages
  * @node: node to take all pages from, or NUMA_NO_NODE
- * @flags: SLUICE_ARENA_HUGE_*
+ * @flags: SLUICE_IOC_HUGE_*
  */
 int sluice_region_create(struct sluice_region *region, const char *label, u64 bytes, int node,
 			 u32 flags)

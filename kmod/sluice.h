@@ -54,7 +54,7 @@ struct sluice_arena {
 	struct kref ref;
 	u64 id;
 	int node;
-	char label[SLUICE_LABEL_SIZE];
+	char label[SLUICE_IOC_LABEL_SIZE];
 	u64 data_offset;
 	struct sluice_region region[SLUICE_REGIONS];
 	struct sluice_user *user;
@@ -100,7 +100,7 @@ struct sluice_bell {
 	u32 tail;
 	u64 deaths_seen;
 	wait_queue_head_t wait;
-	struct sluice_record queue[SLUICE_QUEUE];
+	struct sluice_bell_record queue[SLUICE_QUEUE];
 };
 
 static inline u64 sluice_arena_bytes(const struct sluice_arena *arena)
@@ -119,7 +119,7 @@ int sluice_copy_out(void __user *to, const void *from, size_t known);
 int sluice_install_fd(struct file *file, void __user *to, const void *from, size_t size);
 
 /* arena.c */
-int sluice_arena_create(const struct sluice_arena_create *args);
+int sluice_arena_create(const struct sluice_ioc_arena_create *args);
 int sluice_arena_info(struct sluice_arena *arena, u32 role, void __user *arg);
 void sluice_arena_show(struct seq_file *m, struct sluice_arena *arena, u32 role);
 void sluice_arena_put(struct sluice_arena *arena);

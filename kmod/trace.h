@@ -18,14 +18,14 @@ DECLARE_EVENT_CLASS(sluice_arena,
 		__field(u64, bytes)
 		__field(u64, huge_bytes)
 		__field(int, node)
-		__array(char, label, SLUICE_LABEL_SIZE)
+		__array(char, label, SLUICE_IOC_LABEL_SIZE)
 	),
 	TP_fast_assign(
 		__entry->arena = arena->id;
 		__entry->bytes = sluice_arena_bytes(arena);
 		__entry->huge_bytes = sluice_arena_huge_bytes(arena);
 		__entry->node = arena->node;
-		memcpy(__entry->label, arena->label, SLUICE_LABEL_SIZE);
+		memcpy(__entry->label, arena->label, SLUICE_IOC_LABEL_SIZE);
 	),
 	TP_printk("arena=%llu bytes=%llu huge_bytes=%llu node=%d label=%.32s", __entry->arena,
 		  __entry->bytes, __entry->huge_bytes, __entry->node, __entry->label)
@@ -86,7 +86,7 @@ TRACE_EVENT(sluice_peer_dead,
 );
 
 DECLARE_EVENT_CLASS(sluice_message,
-	TP_PROTO(const struct sluice_bell *from, const struct sluice_message *message),
+	TP_PROTO(const struct sluice_bell *from, const struct sluice_bell_message *message),
 	TP_ARGS(from, message),
 	TP_STRUCT__entry(
 		__field(u64, arena)
@@ -110,12 +110,12 @@ DECLARE_EVENT_CLASS(sluice_message,
 );
 
 DEFINE_EVENT(sluice_message, sluice_doorbell,
-	TP_PROTO(const struct sluice_bell *from, const struct sluice_message *message),
+	TP_PROTO(const struct sluice_bell *from, const struct sluice_bell_message *message),
 	TP_ARGS(from, message)
 );
 
 DEFINE_EVENT(sluice_message, sluice_completion,
-	TP_PROTO(const struct sluice_bell *from, const struct sluice_message *message),
+	TP_PROTO(const struct sluice_bell *from, const struct sluice_bell_message *message),
 	TP_ARGS(from, message)
 );
 

@@ -15,16 +15,16 @@
 
 #define SLUICE_ABI_VERSION 1
 
-/* Features that a caller may require in struct sluice_hello. */
+/* Features that a caller may require in struct sluice_ioc_hello. */
 #define SLUICE_FEATURE_HUGE	  (1ULL << 0) /* arenas of 2 MiB pages */
-#define SLUICE_FEATURE_NODE	  (1ULL << 1) /* sluice_arena_create.node */
-#define SLUICE_FEATURE_EXIT_CODES (1ULL << 2) /* SLUICE_PEER_DEAD carries the wait status */
+#define SLUICE_FEATURE_NODE	  (1ULL << 1) /* sluice_ioc_arena_create.node */
+#define SLUICE_FEATURE_EXIT_CODES (1ULL << 2) /* SLUICE_BELL_PEER_DEAD carries the wait status */
 
-#define SLUICE_LABEL_SIZE 32
+#define SLUICE_IOC_LABEL_SIZE 32
 
 /**
- * struct sluice_hello - Greeting, both ways
- * @size: sizeof(struct sluice_hello)
+ * struct sluice_ioc_hello - Greeting, both ways
+ * @size: sizeof(struct sluice_ioc_hello)
  * @abi: in: SLUICE_ABI_VERSION of the caller's header; out: of the module
  * @features: in: SLUICE_FEATURE_* that the caller cannot do without; out: those of the module
  * @reserved: zero
@@ -32,21 +32,21 @@
  * The answer is filled in even if the call fails with EPROTO (the versions differ) or EOPNOTSUPP
  * (a required feature is missing), so that the caller can name both sides.
  */
-struct sluice_hello {
+struct sluice_ioc_hello {
 	__u32 size;
 	__u32 abi;
 	__u64 features;
 	__u64 reserved[2];
 };
 
-/* sluice_arena_create.flags; without one of them pages are small. */
-#define SLUICE_ARENA_HUGE_PREFERRED (1U << 0) /* huge where memory is not too fragmented */
-#define SLUICE_ARENA_HUGE_REQUIRED  (1U << 1) /* ENOMEM unless all that can be huge is */
+/* sluice_ioc_arena_create.flags; without one of them pages are small. */
+#define SLUICE_IOC_HUGE_PREFERRED (1U << 0) /* huge where memory is not too fragmented */
+#define SLUICE_IOC_HUGE_REQUIRED  (1U << 1) /* ENOMEM unless all that can be huge is */
 
 /**
- * struct sluice_arena_create - What to reserve
- * @size: sizeof(struct sluice_arena_create)
- * @flags: SLUICE_ARENA_HUGE_PREFERRED or SLUICE_ARENA_HUGE_REQUIRED or none
+ * struct sluice_ioc_arena_create - What to reserve
+ * @size: sizeof(struct sluice_ioc_arena_create)
+ * @flags: SLUICE_IOC_HUGE_PREFERRED or SLUICE_IOC_HUGE_REQUIRED or none
  * @control_bytes: control region, at least 1, rounded up to pages
  * @data_bytes: data region, at least 1, rounded up to pages
  * @node: NUMA node that all the memory must come from, -1 for any
@@ -59,24 +59,24 @@ struct sluice_hello {
  * ENOMEM: not enough memory (or not enough huge pages). EDQUOT, EFBIG, ENOSPC: over the limit of a
  * user, of one arena, of all arenas; the kernel log names the limit.
  */
-struct sluice_arena_create {
+struct sluice_ioc_arena_create {
 	__u32 size;
 	__u32 flags;
 	__u64 control_bytes;
 	__u64 data_bytes;
 	__s32 node;
 	__u32 reserved;
-	char label[SLUICE_LABEL_SIZE];
+	char label[SLUICE_IOC_LABEL_SIZE];
 };
 
-/* sluice_peer_attach.role, sluice_arena_info.role */
-#define SLUICE_ROLE_PRODUCER 1 /* maps both regions read-write */
-#define SLUICE_ROLE_CONSUMER 2 /* maps control read-write, data read-only */
+/* sluice_ioc_peer_attach.role, sluice_ioc_arena_info.role */
+#define SLUICE_IOC_ROLE_PRODUCER 1 /* maps both regions read-write */
+#define SLUICE_IOC_ROLE_CONSUMER 2 /* maps control read-write, data read-only */
 
 /**
- * struct sluice_arena_info - What an arena is
- * @size: sizeof(struct sluice_arena_info)
- * @role: SLUICE_ROLE_* that this descriptor can map and attach as
+ * struct sluice_ioc_arena_info - What an arena is
+ * @size: sizeof(struct sluice_ioc_arena_info)
+ * @role: SLUICE_IOC_ROLE_* that this descriptor can map and attach as
  * @id: never used twice while the module is loaded
  * @control_bytes: bytes that can be mapped from offset 0
  * @data_offset: offset to give to mmap() for the data region, a multiple of 2 MiB
@@ -86,7 +86,7 @@ struct sluice_arena_create {
  * @peers: living peers
  * @label: as given
  */
-struct sluice_arena_info {
+struct sluice_ioc_arena_info {
 	__u32 size;
 	__u32 role;
 	__u64 id;
@@ -96,13 +96,13 @@ struct sluice_arena_info {
 	__u64 huge_bytes;
 	__s32 node;
 	__u32 peers;
-	char label[SLUICE_LABEL_SIZE];
+	char label[SLUICE_IOC_LABEL_SIZE];
 };
 
 /**
- * struct sluice_peer_attach - Become a peer
- * @size: sizeof(struct sluice_peer_attach)
- * @role: SLUICE_ROLE_*; EPERM if the descriptor does not carry it
+ * struct sluice_ioc_peer_attach - Become a peer
+ * @size: sizeof(struct sluice_ioc_peer_attach)
+ * @role: SLUICE_IOC_ROLE_*; EPERM if the descriptor does not carry it
  * @peer: out: id, never used twice in the arena, never 0
  * @bell: out: id of the first bell, never used twice in the arena, never 0
  *
@@ -110,7 +110,7 @@ struct sluice_arena_info {
  * bell is closed, it exits, is killed or calls execve(). A child that inherits the descriptor is
  * not the peer and does not keep it alive.
  */
-struct sluice_peer_attach {
+struct sluice_ioc_peer_attach {
 	__u32 size;
 	__u32 role;
 	__u32 peer;
@@ -118,25 +118,25 @@ struct sluice_peer_attach {
 };
 
 /**
- * struct sluice_bell_open - One more bell of the same peer
- * @size: sizeof(struct sluice_bell_open)
+ * struct sluice_ioc_bell_open - One more bell of the same peer
+ * @size: sizeof(struct sluice_ioc_bell_open)
  * @bell: out: its id
  *
  * On any bell of the peer, by the process that attached (EPERM otherwise). Returns a descriptor.
  */
-struct sluice_bell_open {
+struct sluice_ioc_bell_open {
 	__u32 size;
 	__u32 bell;
 };
 
 /**
- * struct sluice_peer_info - One living peer
+ * struct sluice_ioc_peer_info - One living peer
  * @peer: id
- * @role: SLUICE_ROLE_*
+ * @role: SLUICE_IOC_ROLE_*
  * @pid: process, in the caller's pid namespace; 0 if it is not visible there
  * @bell: its first bell
  */
-struct sluice_peer_info {
+struct sluice_ioc_peer_info {
 	__u32 peer;
 	__u32 role;
 	__u32 pid;
@@ -144,37 +144,37 @@ struct sluice_peer_info {
 };
 
 /**
- * struct sluice_peer_list - Who lives
- * @size: sizeof(struct sluice_peer_list)
+ * struct sluice_ioc_peer_list - Who lives
+ * @size: sizeof(struct sluice_ioc_peer_list)
  * @count: in: room at @peers; out: living peers, which may be more than fit
- * @peers: address of an array of struct sluice_peer_info
+ * @peers: address of an array of struct sluice_ioc_peer_info
  */
-struct sluice_peer_list {
+struct sluice_ioc_peer_list {
 	__u32 size;
 	__u32 count;
 	__u64 peers;
 };
 
-#define SLUICE_DOORBELL	  1
-#define SLUICE_COMPLETION 2
-#define SLUICE_PEER_DEAD  3
-#define SLUICE_OVERFLOW	  4
+#define SLUICE_BELL_DOORBELL	  1
+#define SLUICE_BELL_COMPLETION 2
+#define SLUICE_BELL_PEER_DEAD  3
+#define SLUICE_BELL_OVERFLOW	  4
 
 /**
- * struct sluice_message - What is written to a bell
+ * struct sluice_bell_message - What is written to a bell
  * @to_bell: bell to ring; ESRCH if there is none
- * @type: SLUICE_DOORBELL or SLUICE_COMPLETION
+ * @type: SLUICE_BELL_DOORBELL or SLUICE_BELL_COMPLETION
  * @arg: handed on as it is
  *
  * A write takes whole messages, in order, and stops at the first that fails.
  */
-struct sluice_message {
+struct sluice_bell_message {
 	__u32 to_bell;
 	__u32 type;
 	__u64 arg;
 };
 
-/* sluice_record.arg of SLUICE_PEER_DEAD */
+/* sluice_bell_record.arg of SLUICE_BELL_PEER_DEAD */
 #define SLUICE_DEAD_LEFT	   1 /* closed its last bell */
 #define SLUICE_DEAD_EXIT	   2 /* exited or was killed; the status says how */
 #define SLUICE_DEAD_EXEC	   3 /* runs another program now */
@@ -183,19 +183,19 @@ struct sluice_message {
 #define SLUICE_DEAD(reason, status) (((__u64)(reason) << 32) | (__u32)(status))
 
 /**
- * struct sluice_record - What is read from a bell
+ * struct sluice_bell_record - What is read from a bell
  * @type: SLUICE_*
  * @from_peer: sender, or the peer that died; stamped by the kernel
  * @from_bell: bell that the sender wrote to; stamped by the kernel; 0 for deaths
  * @pid: process of @from_peer in the reader's pid namespace, 0 if not visible there
  * @arg: the sender's, or SLUICE_DEAD()
  *
- * A read returns whole records: as many as there are and fit. SLUICE_OVERFLOW says that records
+ * A read returns whole records: as many as there are and fit. SLUICE_BELL_OVERFLOW says that records
  * were merged because nobody read them in time: look at everything. Deaths do not share the queue
  * with other records, and are only merged when more than 256 are unread. A bell of a dead peer
  * reads as end of file.
  */
-struct sluice_record {
+struct sluice_bell_record {
 	__u32 type;
 	__u32 from_peer;
 	__u32 from_bell;
@@ -206,15 +206,15 @@ struct sluice_record {
 #define SLUICE_IOC_MAGIC 0xe9
 
 /* On the device. */
-#define SLUICE_IOC_HELLO	_IOWR(SLUICE_IOC_MAGIC, 0x00, struct sluice_hello)
-#define SLUICE_IOC_ARENA_CREATE _IOW(SLUICE_IOC_MAGIC, 0x01, struct sluice_arena_create)
+#define SLUICE_IOC_HELLO	_IOWR(SLUICE_IOC_MAGIC, 0x00, struct sluice_ioc_hello)
+#define SLUICE_IOC_ARENA_CREATE _IOW(SLUICE_IOC_MAGIC, 0x01, struct sluice_ioc_arena_create)
 /* On an arena: a new descriptor that can only attach and map as consumer. */
 #define SLUICE_IOC_ARENA_RESTRICT _IO(SLUICE_IOC_MAGIC, 0x02)
-#define SLUICE_IOC_PEER_ATTACH	  _IOWR(SLUICE_IOC_MAGIC, 0x03, struct sluice_peer_attach)
+#define SLUICE_IOC_PEER_ATTACH	  _IOWR(SLUICE_IOC_MAGIC, 0x03, struct sluice_ioc_peer_attach)
 /* On an arena or a bell. */
-#define SLUICE_IOC_ARENA_INFO _IOWR(SLUICE_IOC_MAGIC, 0x04, struct sluice_arena_info)
-#define SLUICE_IOC_PEER_LIST  _IOWR(SLUICE_IOC_MAGIC, 0x05, struct sluice_peer_list)
+#define SLUICE_IOC_ARENA_INFO _IOWR(SLUICE_IOC_MAGIC, 0x04, struct sluice_ioc_arena_info)
+#define SLUICE_IOC_PEER_LIST  _IOWR(SLUICE_IOC_MAGIC, 0x05, struct sluice_ioc_peer_list)
 /* On a bell. */
-#define SLUICE_IOC_BELL_OPEN _IOWR(SLUICE_IOC_MAGIC, 0x06, struct sluice_bell_open)
+#define SLUICE_IOC_BELL_OPEN _IOWR(SLUICE_IOC_MAGIC, 0x06, struct sluice_ioc_bell_open)
 
 #endif

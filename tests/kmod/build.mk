@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# Tests of the module, in kernels booted by tests/vm/run.
+
+KMOD_SUITES := $(patsubst tests/kmod/test_%.c,$(B)/test/kmod/%,$(wildcard tests/kmod/test_*.c))
+# Not the library's headers: the kernel's interface has a sluice.h too.
+KMOD_CPPFLAGS := -D_GNU_SOURCE -Ikmod $(CPPFLAGS)
+KMOD_PROGRAMS := $(KMOD_SUITES) $(B)/test/kmod/fuzz
+
+$(B)/test/kmod/%: tests/kmod/test_%.c tests/kmod/common.h kmod/uapi/sluice.h | $(KSELFTEST)
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(KMOD_CPPFLAGS) -isystem $(B)/include $(ALL_CFLAGS) -Wno-missing-prototypes \
+		-o $@ $< -luring -lpthread
+
+$(B)/test/kmod/fuzz: tests/kmod/fuzz.c tests/kmod/common.h kmod/uapi/sluice.h
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(KMOD_CPPFLAGS) $(ALL_CFLAGS) -o $@ $<
+
+# Emulation halves the speed of everything but patience.
+KMOD_SECONDS ?= 900
+FUZZ_SECONDS ?= 60
+
+.PHONY: check-kmod check-kernels check-kmod-debug
+check-kmod: $(B)/kmod/6.1/sluice.ko $(B)/kmod/6.12/sluice.ko $(KMOD_PROGRAMS)
+	$(Q)tests/kmod/check kmod 6.1 6.12
+
+check-kernels: $(B)/kmod/newest/sluice.ko $(KMOD_PROGRAMS)
+	$(Q)tests/kmod/check kernels newest
+
+check-kmod-debug: $(B)/kmod/debug/sluice.ko $(KMOD_PROGRAMS)
+	$(Q)tests/kmod/check kmod-debug debug

@@ -173,7 +173,11 @@ static void do_map_call(void)
 		syscall(SYS_remap_file_pages, addr, part, 0, rnd(600), 0);
 		break;
 	case 4:
-		munmap(addr, part);
+		if (munmap(addr, part))
+			break;
+		/* What is mapped there next must not be taken for ours. */
+		maps[slot].addr = part < bytes ? addr + part : NULL;
+		maps[slot].bytes = bytes - part;
 		break;
 	case 5:
 		pin_buffer(addr, bytes);

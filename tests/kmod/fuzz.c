@@ -103,6 +103,7 @@ static void do_ioctl(void)
 		struct sluice_ioc_peer_list list;
 	} args;
 	unsigned long call = calls[rnd(7)];
+	int fd;
 
 	for (unsigned int i = 0; i < 32; i++)
 		args.words[i] = rnd(3) ? 0 : (uint32_t)rnd_number();
@@ -114,7 +115,10 @@ static void do_ioctl(void)
 	/* Only small arenas, or nothing else gets its turn. */
 	if (call == SLUICE_IOC_ARENA_CREATE && args.create.data_bytes > 16 * MIB)
 		args.create.data_bytes = rnd_number() % (16 * MIB);
-	keep_fd(ioctl(rnd(8) ? any_fd() : dev, call, rnd(32) ? &args : nowhere()));
+	/* Of these, zero is no descriptor. */
+	fd = ioctl(rnd(8) ? any_fd() : dev, call, rnd(32) ? &args : nowhere());
+	if (fd > 0)
+		keep_fd(fd);
 }
 
 static void do_attach(void)
@@ -141,10 +145,11 @@ static void do_mmap(void)
 
 static void do_map_call(void)
 {
+	/* Not MADV_DONTFORK: in a child, something else could be mapped where we think we are. */
 	static const int advice[] = {
-		MADV_NORMAL, MADV_DONTNEED, MADV_REMOVE,   MADV_COLD,	  MADV_PAGEOUT,	 MADV_COLLAPSE,
-		MADV_FREE,   MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_WILLNEED, MADV_DONTFORK, MADV_DOFORK,
-		MADV_POPULATE_READ, MADV_POPULATE_WRITE,
+		MADV_NORMAL,   MADV_DONTNEED,	   MADV_REMOVE,	  MADV_COLD,
+		MADV_PAGEOUT,  MADV_COLLAPSE,	   MADV_FREE,	  MADV_HUGEPAGE,
+		MADV_WILLNEED, MADV_POPULATE_READ, MADV_POPULATE_WRITE,
 	};
 	unsigned int slot = rnd(SLOTS);
 	char *addr = maps[slot].addr;
@@ -155,7 +160,11 @@ static void do_map_call(void)
 		return;
 	if (part > bytes)
 		part = bytes;
-	switch (rnd(10)) {
+	switch (rnd(11)) {
+	case 10:
+		moved = mremap(addr, 0, bytes, MREMAP_MAYMOVE);
+		keep_map(moved, bytes);
+		break;
 	case 0:
 		moved = mremap(addr, bytes, rnd(2) ? bytes : part, MREMAP_MAYMOVE);
 		if (moved != MAP_FAILED) {
@@ -164,13 +173,19 @@ static void do_map_call(void)
 		}
 		break;
 	case 1:
-		mremap(addr, rnd(2) ? 0 : bytes, bytes * 2, MREMAP_MAYMOVE);
+		moved = mremap(addr, bytes, bytes * 2, MREMAP_MAYMOVE);
+		if (moved != MAP_FAILED) {
+			maps[slot].addr = NULL;
+			keep_map(moved, bytes * 2);
+		}
 		break;
 	case 2:
 		mprotect(addr, part, (int)rnd(8));
 		break;
 	case 3:
-		syscall(SYS_remap_file_pages, addr, part, 0, rnd(600), 0);
+		/* When it fails it leaves a hole, which nobody else must fill. */
+		if (syscall(SYS_remap_file_pages, addr, part, 0, rnd(600), 0) && errno != EINTR)
+			mmap(addr, part, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		break;
 	case 4:
 		if (munmap(addr, part))
@@ -194,7 +209,7 @@ static void do_map_call(void)
 			recv(pair[1], addr, 512, MSG_DONTWAIT);
 		break;
 	default:
-		madvise(addr, rnd(2) ? bytes : part, advice[rnd(14)]);
+		madvise(addr, rnd(2) ? bytes : part, advice[rnd(11)]);
 	}
 }
 
@@ -391,7 +406,6 @@ static int run(uint64_t seed, unsigned int seconds, unsigned long limit)
 		perror("fuzz: giving up privileges");
 		return 1;
 	}
-	signal(SIGBUS, SIG_DFL);
 	while (limit ? steps < limit : time(NULL) < end)
 		do_step();
 	printf("seed %llu: %lu steps\n", (unsigned long long)seed, steps);
@@ -431,7 +445,11 @@ int main(int argc, char **argv)
 			_exit(status);
 		}
 	}
-	while (wait(&status) > 0)
-		failed |= status;
-	return failed ? 1 : 0;
+	while (wait(&status) > 0) {
+		if (status) {
+			fprintf(stderr, "fuzz: a process ended with status %#x\n", status);
+			failed = 1;
+		}
+	}
+	return failed;
 }

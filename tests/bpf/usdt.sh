@@ -34,7 +34,7 @@ for cc in gcc clang; do
 			awk '/Provider: sluice/ { provider = 1 }
 			     /Name: batch_publish/ && provider { name = 1 }
 			     /Semaphore: 0x0*[1-9a-f]/ && name { semaphore = 1 }
-			     /Arguments: 8@%r[a-z0-9]+ 8@%r[a-z0-9]+ 8@(%r[a-z0-9]+|\$2)$/ && semaphore { ok = 1 }
+			     /Arguments: 8@%r[a-z0-9]+ 8@%r[a-z0-9]+ 8@%r[a-z0-9]+$/ && semaphore { ok = 1 }
 			     END { exit !ok }' "$tmp/log"
 		check "notes with $cc $how" $? "$tmp/log"
 	done

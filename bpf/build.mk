@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-2.0-only
+#
+# The eBPF counters, and the verbs of the program that load and read them.
+
+BPF_PARTS := pipe socket memory task arena
+BPF_MISSING := $(strip $(foreach t,$(CLANG) bpftool,$(if $(shell command -v $(t)),,$(t))) \
+	$(if $(wildcard /usr/include/bpf/libbpf.h),,libbpf-dev))
+BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
+BPF_CFLAGS := -target bpf -mcpu=v3 -O2 -g -Wall -Werror -D__TARGET_ARCH_$(BPF_ARCH) \
+	-idirafter /usr/include/$(shell $(CC) -print-multiarch)
+BPF_SRCS := $(wildcard tools/stat*.c tools/trace*.c)
+
+ifneq ($(BPF_MISSING),)
+NOTES += "sluice trace and sluice stat need $(BPF_MISSING) (Debian: apt-get install clang bpftool libbpf-dev libelf-dev) and are left out"
+else
+BPF_OBJS := $(BPF_SRCS:%.c=$(B)/%.o)
+BPF_LIBS := -l:libbpf.a -lelf -lz -lm
+TOOLS_EXTRA_OBJ += $(BPF_OBJS)
+TOOLS_LIBS += $(BPF_LIBS)
+
+$(B)/bpf/%.bpf.o: bpf/%.bpf.c bpf/count.bpf.h bpf/counters.h bpf/kernel.h
+	$(call say,BPF,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CLANG) $(BPF_CFLAGS) -c -o $@ $<
+
+$(B)/bpf/counters.bpf.o: $(BPF_PARTS:%=$(B)/bpf/%.bpf.o)
+	$(call say,BPFLD,$@)
+	$(Q)bpftool gen object $@ $^
+
+$(B)/bpf/counters.skel.h: $(B)/bpf/counters.bpf.o
+	$(call say,SKEL,$@)
+	$(Q)bpftool gen skeleton $< name counters_bpf >$@
+
+$(BPF_OBJS): $(B)/tools/%.o: tools/%.c $(B)/bpf/counters.skel.h $(wildcard tools/*.h) bpf/counters.h
+	$(call say,CC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) -Ibpf -I$(B)/bpf $(ALL_CFLAGS) -c -o $@ $<
+endif

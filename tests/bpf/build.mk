@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# Tests of the counters. What counts runs in guests (tests/vm), since loading needs a kernel that
+# lets it, and three kernels at that.
+
+ifeq ($(BPF_MISSING),)
+BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead storm)
+BPF_LOADER := $(B)/tools/stat_load.o $(B)/tools/stat_usdt.o
+
+$(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o lib/usdt.h
+$(B)/test/bpf/overhead: tests/bpf/overhead.c $(BPF_LOADER)
+$(B)/test/bpf/storm: tests/bpf/storm.c
+
+$(BPF_TESTS):
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CPPFLAGS) -Ilib -Itools -Ibpf $(ALL_CFLAGS) -o $@ $(filter %.c %.o,$^) \
+		$(BPF_LIBS) -luring -lpthread
+
+.PHONY: check-bpf
+check-bpf: tools $(BPF_TESTS)
+	$(Q)tests/bpf/run 6.1 6.12 newest
+
+CHECKS += check-bpf
+endif

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/*
+ * What the counters cost a pipe: the same transfer with and without them by turns in one run. Other
+ * load on the machine only ever adds time, so the fastest of each is compared.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "stat_load.h"
+
+#define ROUNDS 5
+#define TRIES  4
+#define LIMIT  0.97
+
+static char buf[12 << 20];
+
+static double now(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec + ts.tv_nsec / 1e9;
+}
+
+/* Seconds for @total bytes in writes of @size to a process that reads as much at once. */
+static double transfer(size_t size, size_t total)
+{
+	double begun;
+	int p[2];
+
+	if (pipe(p))
+		abort();
+	begun = now();
+	switch (fork()) {
+	case -1:
+		abort();
+	case 0:
+		close(p[1]);
+		while (read(p[0], buf, size) > 0)
+			;
+		_exit(0);
+	}
+	close(p[0]);
+	for (size_t done = 0; done < total; done += size)
+		if (write(p[1], buf, size) != (ssize_t)size)
+			abort();
+	close(p[1]);
+	wait(NULL);
+	return now() - begun;
+}
+
+int main(void)
+{
+	static const struct {
+		size_t size, total;
+		const char *name;
+	} cases[] = {
+		{12 << 20, 24 << 20, "writes of 12 MiB"},
+		{64 << 10, 16 << 20, "writes of 64 KiB"},
+	};
+	struct counters_opts opts = {.size = sizeof(opts)};
+	double fastest[2][2] = {{1e9, 1e9}, {1e9, 1e9}};
+	struct counters *c = NULL;
+	int failed = 0;
+
+	printf("1..2\n");
+	for (int round = 0; round < 2 * ROUNDS; round++) {
+		int on = round % 2;
+
+		if (on && counters_load(&c, &opts)) {
+			printf("Bail out! the counters do not load\n");
+			return 1;
+		}
+		for (int i = 0; i < 2; i++) {
+			for (int try = 0; try < TRIES; try++) {
+				double t = transfer(cases[i].size, cases[i].total);
+
+				if (t < fastest[i][on])
+					fastest[i][on] = t;
+			}
+		}
+		if (on)
+			counters_close(c);
+	}
+	for (int i = 0; i < 2; i++) {
+		double ratio = fastest[i][0] / fastest[i][1];
+
+		printf("# %s: %.1f MB/s without, %.1f MB/s with counters\n", cases[i].name,
+		       cases[i].total / fastest[i][0] / 1e6, cases[i].total / fastest[i][1] / 1e6);
+		printf("%sok %d - %s keep at least %.2f of their speed (%.3f)\n",
+		       ratio >= LIMIT ? "" : "not ", i + 1, cases[i].name, LIMIT, ratio);
+		failed += ratio < LIMIT;
+	}
+	return failed != 0;
+}

@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/* Loads the counters with whatever hooks this kernel has, and pins or opens them. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <bpf/bpf.h>
+#include <bpf/btf.h>
+#include <bpf/libbpf.h>
+#include "counters.skel.h"
+#include "stat_load.h"
+#include "stat_usdt.h"
+
+#if defined(__x86_64__)
+#define SYSCALL(name) "__x64_sys_" name
+#elif defined(__aarch64__)
+#define SYSCALL(name) "__arm64_sys_" name
+#else
+#define SYSCALL(name) "sys_" name
+#endif
+
+enum need {
+	ALWAYS,
+	IF_THERE, /* what it counts has another hook on the kernels that lack it */
+	FOR_TARGETS,
+};
+
+/*
+ * Programs in the order of attaching: what ends a call before what begins it, so that no call stays
+ * open; sendfile last, which relies on the programs of splice to leave splice's bytes out.
+ */
+static const struct hook {
+	const char *program;
+	const char *functions[2]; /* first match in the kernel's BTF; none for a tracepoint */
+	const char *counts;
+	enum need need;
+} hooks[] = {
+	{"pipe_write_exit", {"anon_pipe_write", "pipe_write"}, "writes to pipes and FIFOs", ALWAYS},
+	{"pipe_write_enter", {"anon_pipe_write", "pipe_write"}, "time in pipe writes", ALWAYS},
+	{"pipe_read_exit", {"anon_pipe_read", "pipe_read"}, "reads from pipes and FIFOs", ALWAYS},
+	{"pipe_read_enter", {"anon_pipe_read", "pipe_read"}, "time in pipe reads", ALWAYS},
+	{"splice_exit", {"do_splice"}, "splice", ALWAYS},
+	{"splice_enter", {"do_splice"}, "time in splice", ALWAYS},
+	{"tee_exit", {"do_tee"}, "tee", ALWAYS},
+	{"tee_enter", {"do_tee"}, "time in tee", ALWAYS},
+	{"pipe_info_exit", {"get_pipe_info"}, "vmsplice, and which pipe sendfile fills", ALWAYS},
+	{"vmsplice_exit", {SYSCALL("vmsplice")}, "vmsplice", ALWAYS},
+	{"vmsplice_enter", {SYSCALL("vmsplice")}, "vmsplice", ALWAYS},
+	{"stream_send_exit", {"unix_stream_sendmsg"}, "sends on unix stream sockets", ALWAYS},
+	{"stream_send_enter", {"unix_stream_sendmsg"}, "time in stream sends", ALWAYS},
+	{"stream_sendpage_exit", {"unix_stream_sendpage"}, "splice into sockets", IF_THERE},
+	{"stream_sendpage_enter", {"unix_stream_sendpage"}, "splice into sockets", IF_THERE},
+	{"stream_receive_exit", {"unix_stream_recvmsg"}, "receives on stream sockets", ALWAYS},
+	{"stream_receive_enter", {"unix_stream_recvmsg"}, "time in stream receives", ALWAYS},
+	{"stream_splice_exit", {"unix_stream_splice_read"}, "splice out of sockets", ALWAYS},
+	{"stream_splice_enter", {"unix_stream_splice_read"}, "splice out of sockets", ALWAYS},
+	{"dgram_send_exit", {"unix_dgram_sendmsg"}, "datagram and seqpacket sends", ALWAYS},
+	{"dgram_send_enter", {"unix_dgram_sendmsg"}, "time in datagram sends", ALWAYS},
+	{"dgram_receive_exit", {"__unix_dgram_recvmsg"}, "datagram receives", ALWAYS},
+	{"dgram_receive_enter", {"__unix_dgram_recvmsg"}, "time in datagram receives", ALWAYS},
+	{"vm_write_exit", {SYSCALL("process_vm_writev")}, "process_vm_writev", ALWAYS},
+	{"vm_write_enter", {SYSCALL("process_vm_writev")}, "process_vm_writev", ALWAYS},
+	{"vm_read_exit", {SYSCALL("process_vm_readv")}, "process_vm_readv", ALWAYS},
+	{"vm_read_enter", {SYSCALL("process_vm_readv")}, "process_vm_readv", ALWAYS},
+	{"fault_exit", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS},
+	{"fault_enter", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS},
+	{"unmap_exit", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS},
+	{"unmap_piece", {"uprobe_munmap"}, "munmap of shared mappings", ALWAYS},
+	{"unmap_enter", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS},
+	{"poll_end", {"poll_freewait"}, "waits in poll and select", ALWAYS},
+	{"pipe_poll_exit", {"pipe_poll"}, "waits for pipes in poll and select", ALWAYS},
+	{"unix_poll_exit", {"unix_poll"}, "waits for sockets in poll and select", ALWAYS},
+	{"unix_dgram_poll_exit", {"unix_dgram_poll"}, "waits for sockets in poll", ALWAYS},
+	{"task_switch", {NULL}, "time asleep", ALWAYS},
+	{"task_exit", {NULL}, "the names of ended processes", ALWAYS},
+	{"task_fork", {NULL}, "children of traced processes", FOR_TARGETS},
+	{"sendfile_exit", {"splice_file_to_pipe"}, "sendfile into pipes", ALWAYS},
+	{"sendfile_enter", {"splice_file_to_pipe"}, "time in sendfile", ALWAYS},
+};
+
+#define HOOKS	     (sizeof(hooks) / sizeof(hooks[0]))
+#define MAX_SITES    256
+#define MAX_FAILURES 8
+
+static const char *const map_names[STAT_MAPS] = {
+	[STAT_COUNTS] = "counts", [STAT_ENDS] = "ends",	    [STAT_TASKS] = "tasks",
+	[STAT_MEMORY] = "memory", [STAT_ARENAS] = "arenas", [STAT_TARGETS] = "targets",
+	[STAT_CONFIG] = "config", [STAT_LOST] = "lost",
+};
+
+struct counters {
+	struct counters_bpf *skel;
+	struct bpf_link *links[HOOKS];
+	struct bpf_link *sites[MAX_SITES];
+	int num_sites;
+	bool pinned;
+	bool refused[HOOKS];
+	int maps[STAT_MAPS];
+};
+
+static __attribute__((format(printf, 1, 2))) void say(const char *fmt, ...)
+{
+	va_list ap;
+
+	fputs("sluice: ", stderr);
+	va_start(ap, fmt);
+	vfprintf(stderr, fmt, ap);
+	va_end(ap);
+	fputc('\n', stderr);
+}
+
+static int print_nothing(enum libbpf_print_level level, const char *fmt, va_list ap)
+{
+	return getenv("SLUICE_BPF_LOG") ? vfprintf(stderr, fmt, ap) : 0;
+}
+
+static const char *find_function(const struct btf *btf, const struct hook *hook)
+{
+	for (int i = 0; i < 2 && hook->functions[i]; i++)
+		if (btf__find_by_name_kind(btf, hook->functions[i], BTF_KIND_FUNC) > 0)
+			return hook->functions[i];
+	return NULL;
+}
+
+static struct bpf_program *find_program(struct counters *c, const struct hook *hook)
+{
+	return bpf_object__find_program_by_name(c->skel->obj, hook->program);
+}
+
+/* Says what is left out, once for the programs of one function. */
+static void say_missing(const struct hook *hook, const char *why)
+{
+	static const char *last;
+	const char *name = hook->functions[0] ? hook->functions[0] : hook->program;
+
+	if (last && !strcmp(last, name))
+		return;
+	last = name;
+	say("hook %s: %s; not counted: %s; the rest goes on", name, why, hook->counts);
+}
+
+static int choose_programs(struct counters *c, const struct btf *btf,
+			   const struct counters_opts *opts)
+{
+	for (size_t i = 0; i < HOOKS; i++) {
+		const struct hook *hook = &hooks[i];
+		struct bpf_program *prog = find_program(c, hook);
+		const char *function;
+		int err;
+
+		if (!prog)
+			return -ENOENT;
+		if (c->refused[i] || (hook->need == FOR_TARGETS && !opts->only_targets)) {
+			bpf_program__set_autoload(prog, false);
+			continue;
+		}
+		if (!hook->functions[0])
+			continue;
+		function = find_function(btf, hook);
+		if (!function) {
+			if (hook->need != IF_THERE)
+				say_missing(hook, "this kernel has no such function");
+			c->refused[i] = true;
+			bpf_program__set_autoload(prog, false);
+			continue;
+		}
+		err = bpf_program__set_attach_target(prog, 0, function);
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+static int size_maps(struct counters *c, const struct counters_opts *opts)
+{
+	struct bpf_map *growing[] = {c->skel->maps.counts, c->skel->maps.ends, c->skel->maps.tasks,
+				     c->skel->maps.memory};
+	char path[128];
+	int err = 0;
+
+	for (size_t i = 0; !err && opts->max_entries && i < sizeof(growing) / sizeof(*growing); i++)
+		err = bpf_map__set_max_entries(growing[i], opts->max_entries);
+	/* Always on, old pipes make room for new ones: what they carried stays in "counts". */
+	if (!err && opts->pin)
+		err = bpf_map__set_type(c->skel->maps.ends, BPF_MAP_TYPE_LRU_HASH);
+	for (int i = 0; !err && opts->pin && i < STAT_MAPS; i++) {
+		struct bpf_map *map = bpf_object__find_map_by_name(c->skel->obj, map_names[i]);
+
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/%s", map_names[i]);
+		err = bpf_map__set_pin_path(map, path);
+	}
+	return err;
+}
+
+/* The one program whose loading failed: those before it have descriptors. */
+static int find_failed(struct counters *c)
+{
+	struct bpf_program *prog;
+
+	bpf_object__for_each_program(prog, c->skel->obj)
+	{
+		if (!bpf_program__autoload(prog) || bpf_program__fd(prog) >= 0)
+			continue;
+		for (size_t i = 0; i < HOOKS; i++)
+			if (!strcmp(hooks[i].program, bpf_program__name(prog)))
+				return i;
+		return -1;
+	}
+	return -1;
+}
+
+static int say_refused(int err)
+{
+	if (err == -EPERM)
+		say("the kernel refuses to load BPF programs (%s): needs CAP_BPF and CAP_PERFMON, "
+		    "and a kernel that is not locked down; counters that are already pinned and "
+		    "what arenas say of themselves still work",
+		    strerror(-err));
+	else if (err == -EEXIST || err == -EINVAL)
+		say("the counters do not load (%s); maps of another version pinned "
+		    "under " STAT_PIN_DIR " go away with `sluice stat unload`",
+		    strerror(-err));
+	else
+		say("the counters do not load: %s", strerror(-err));
+	return err;
+}
+
+static int open_and_load(struct counters *c, const struct btf *btf,
+			 const struct counters_opts *opts)
+{
+	int err = 0;
+
+	for (int tries = 0; tries < MAX_FAILURES; tries++) {
+		int failed;
+
+		c->skel = counters_bpf__open();
+		if (!c->skel)
+			return say_refused(-errno);
+		err = choose_programs(c, btf, opts);
+		if (!err)
+			err = size_maps(c, opts);
+		if (!err)
+			err = counters_bpf__load(c->skel);
+		if (!err)
+			return 0;
+		failed = err == -EPERM ? -1 : find_failed(c);
+		counters_bpf__destroy(c->skel);
+		c->skel = NULL;
+		/* Nothing loaded at all: the maps are what failed. */
+		if (failed < 0 || err == -EPERM)
+			return say_refused(err);
+		say_missing(&hooks[failed], strerror(-err));
+		c->refused[failed] = true;
+	}
+	return say_refused(err);
+}
+
+/* Entries that the programs fall back to must be there before the maps are full. */
+static int prepare_maps(struct counters *c, const struct counters_opts *opts)
+{
+	struct sluice_config config = {
+		.only_targets = opts->only_targets,
+		.fold_exited = opts->pin,
+	};
+	struct sluice_count_key key = {.tid = SLUICE_TID_OTHER};
+	struct sluice_count none = {0};
+	__u32 zero = 0;
+	int err;
+
+	err = bpf_map_update_elem(c->maps[STAT_CONFIG], &zero, &config, BPF_ANY);
+	for (int i = 0; !err && i < 2 * 2 * SLUICE_KINDS; i++) {
+		key.kind = i / 4;
+		key.dir = i / 2 % 2;
+		key.tid = i % 2 ? SLUICE_TID_OTHER : SLUICE_TID_EXITED;
+		err = bpf_map_update_elem(c->maps[STAT_COUNTS], &key, &none, BPF_NOEXIST);
+		if (err == -EEXIST)
+			err = 0;
+	}
+	return err;
+}
+
+static int pin_link(struct bpf_link *link, struct bpf_program *prog, const char *name)
+{
+	char path[192];
+	int err;
+
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", name);
+	unlink(path);
+	err = bpf_link__pin(link, path);
+	if (err || !prog)
+		return err;
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", bpf_program__name(prog));
+	unlink(path);
+	return bpf_program__pin(prog, path);
+}
+
+static int attach_programs(struct counters *c)
+{
+	int err;
+
+	for (size_t i = 0; i < HOOKS; i++) {
+		struct bpf_program *prog = find_program(c, &hooks[i]);
+
+		if (!bpf_program__autoload(prog))
+			continue;
+		c->links[i] = bpf_program__attach(prog);
+		if (!c->links[i]) {
+			say_missing(&hooks[i], strerror(errno));
+			c->refused[i] = true;
+			continue;
+		}
+		if (!c->pinned)
+			continue;
+		err = pin_link(c->links[i], prog, hooks[i].program);
+		if (err) {
+			say("cannot pin under " STAT_PIN_DIR ": %s", strerror(-err));
+			return err;
+		}
+	}
+	return 0;
+}
+
+static int make_pin_dirs(void)
+{
+	static const char *const dirs[] = {STAT_PIN_DIR, STAT_PIN_DIR "/links",
+					   STAT_PIN_DIR "/programs"};
+
+	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
+		if (mkdir(dirs[i], 0700) && errno != EEXIST) {
+			int err = -errno;
+
+			say("cannot make %s: %s; is the bpf file system mounted?", dirs[i],
+			    strerror(-err));
+			return err;
+		}
+	}
+	return 0;
+}
+
+static int unpin_dir(const char *path)
+{
+	struct dirent *entry;
+	char name[512];
+	int n = 0;
+	DIR *dir;
+
+	dir = opendir(path);
+	if (!dir)
+		return errno == ENOENT ? 0 : -errno;
+	while ((entry = readdir(dir))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(name, sizeof(name), "%s/%s", path, entry->d_name);
+		if (!unlink(name))
+			n++;
+	}
+	closedir(dir);
+	return n;
+}
+
+int counters_unpin(void)
+{
+	static const char *const dirs[] = {STAT_PIN_DIR "/links", STAT_PIN_DIR "/programs",
+					   STAT_PIN_DIR};
+	int n, sum = 0;
+
+	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
+		n = unpin_dir(dirs[i]);
+		if (n < 0)
+			return n;
+		sum += n;
+		if (rmdir(dirs[i]) && errno != ENOENT)
+			return -errno;
+	}
+	return sum;
+}
+
+struct attach_site {
+	struct counters *c;
+	const char *path;
+	int found;
+};
+
+static int attach_site(const struct usdt_site *site, void *data)
+{
+	LIBBPF_OPTS(bpf_uprobe_opts, opts, .ref_ctr_offset = site->semaphore,
+		    .bpf_cookie = site->cookie);
+	struct attach_site *a = data;
+	struct counters *c = a->c;
+	struct bpf_program *prog;
+	char name[64];
+
+	prog = bpf_object__find_program_by_name(c->skel->obj, site->name);
+	if (!prog || bpf_program__fd(prog) < 0)
+		return 0;
+	if (c->num_sites == MAX_SITES) {
+		say("%s has more than %d probe sites", a->path, MAX_SITES);
+		return -E2BIG;
+	}
+	c->sites[c->num_sites] =
+		bpf_program__attach_uprobe_opts(prog, -1, a->path, site->offset, &opts);
+	if (!c->sites[c->num_sites])
+		return -errno;
+	a->found++;
+	snprintf(name, sizeof(name), "usdt_%s_%d", site->name, c->num_sites);
+	return c->pinned ? pin_link(c->sites[c->num_sites++], NULL, name) : (c->num_sites++, 0);
+}
+
+int counters_add_library(struct counters *c, const char *path)
+{
+	struct attach_site a = {.c = c, .path = path};
+	int err;
+
+	err = usdt_each_site(path, attach_site, &a);
+	return err ? err : a.found;
+}
+
+int counters_load(struct counters **out, const struct counters_opts *opts)
+{
+	struct counters *c;
+	struct btf *btf;
+	int err;
+
+	libbpf_set_print(print_nothing);
+	btf = btf__load_vmlinux_btf();
+	if (!btf) {
+		err = -errno;
+		say("this kernel describes no types (/sys/kernel/btf/vmlinux: %s), so nothing can "
+		    "be attached",
+		    strerror(-err));
+		return err;
+	}
+	c = calloc(1, sizeof(*c));
+	if (!c) {
+		btf__free(btf);
+		return -ENOMEM;
+	}
+	for (int i = 0; i < STAT_MAPS; i++)
+		c->maps[i] = -1;
+	c->pinned = opts->pin;
+	if (opts->pin) {
+		err = make_pin_dirs();
+		if (err)
+			goto fail;
+		/* Programs of an earlier load go, its maps and what they hold stay. */
+		unpin_dir(STAT_PIN_DIR "/links");
+		unpin_dir(STAT_PIN_DIR "/programs");
+	}
+	err = open_and_load(c, btf, opts);
+	if (err)
+		goto fail;
+	for (int i = 0; i < STAT_MAPS; i++)
+		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
+	err = prepare_maps(c, opts);
+	if (!err)
+		err = attach_programs(c);
+	if (err)
+		goto fail;
+	if (opts->library) {
+		err = counters_add_library(c, opts->library);
+		if (err <= 0)
+			say("%s: %s; its arena bytes are not counted, the rest goes on",
+			    opts->library, err ? strerror(-err) : "no sluice probes in it");
+	}
+	btf__free(btf);
+	*out = c;
+	return 0;
+fail:
+	btf__free(btf);
+	counters_close(c);
+	return err;
+}
+
+int counters_open(struct counters **out)
+{
+	struct counters *c;
+	char path[128];
+	int err = 0;
+
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return -ENOMEM;
+	c->pinned = true;
+	for (int i = 0; i < STAT_MAPS; i++) {
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/%s", map_names[i]);
+		c->maps[i] = bpf_obj_get(path);
+		if (c->maps[i] < 0 && !err)
+			err = c->maps[i];
+	}
+	if (err) {
+		counters_close(c);
+		return err;
+	}
+	*out = c;
+	return 0;
+}
+
+void counters_close(struct counters *c)
+{
+	if (!c)
+		return;
+	/* Reverse order: what begins a call goes before what ends it. */
+	for (int i = HOOKS - 1; i >= 0; i--)
+		bpf_link__destroy(c->links[i]);
+	for (int i = 0; i < c->num_sites; i++)
+		bpf_link__destroy(c->sites[i]);
+	if (c->skel)
+		counters_bpf__destroy(c->skel);
+	else
+		for (int i = 0; i < STAT_MAPS; i++)
+			if (c->maps[i] >= 0)
+				close(c->maps[i]);
+	free(c);
+}
+
+int counters_map_fd(const struct counters *c, enum stat_map map)
+{
+	return c->maps[map];
+}
+
+int counters_add_target(struct counters *c, pid_t tgid)
+{
+	__u64 start = 0;
+	int key = tgid;
+
+	return bpf_map_update_elem(c->maps[STAT_TARGETS], &key, &start, BPF_ANY);
+}
+
+static __u64 get_missed(int fd)
+{
+	struct bpf_prog_info info = {0};
+	__u32 len = sizeof(info);
+
+	return bpf_obj_get_info_by_fd(fd, &info, &len) ? 0 : info.recursion_misses;
+}
+
+__u64 counters_missed(const struct counters *c)
+{
+	char path[128];
+	__u64 sum = 0;
+	int fd;
+
+	for (size_t i = 0; i < HOOKS; i++) {
+		if (c->skel) {
+			struct bpf_program *prog =
+				bpf_object__find_program_by_name(c->skel->obj, hooks[i].program);
+
+			if (bpf_program__fd(prog) >= 0)
+				sum += get_missed(bpf_program__fd(prog));
+			continue;
+		}
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", hooks[i].program);
+		fd = bpf_obj_get(path);
+		if (fd < 0)
+			continue;
+		sum += get_missed(fd);
+		close(fd);
+	}
+	return sum;
+}
+
+void counters_print_hooks(FILE *f)
+{
+	int attached = 0, missing = 0;
+	char path[128];
+
+	for (size_t i = 0; i < HOOKS; i++) {
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", hooks[i].program);
+		attached += !access(path, F_OK);
+	}
+	fprintf(f, "hooks attached: %d", attached);
+	for (size_t i = 0; i < HOOKS; i++) {
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", hooks[i].program);
+		if (hooks[i].need == ALWAYS && access(path, F_OK))
+			fprintf(f, "%s %s", missing++ ? "," : "; missing:", hooks[i].program);
+	}
+	fputc('\n', f);
+}

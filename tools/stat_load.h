@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
+/* Loading, attaching, pinning and finding the counters. */
+#ifndef SLUICE_STAT_LOAD_H
+#define SLUICE_STAT_LOAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include <linux/types.h>
+#include "counters.h"
+
+#define STAT_PIN_DIR "/sys/fs/bpf/sluice"
+
+enum stat_map {
+	STAT_COUNTS,
+	STAT_ENDS,
+	STAT_TASKS,
+	STAT_MEMORY,
+	STAT_ARENAS,
+	STAT_TARGETS,
+	STAT_CONFIG,
+	STAT_LOST,
+	STAT_MAPS,
+};
+
+struct counters;
+
+/**
+ * struct counters_opts - how to load
+ * @size: sizeof(struct counters_opts)
+ * @only_targets: count the processes given to counters_add_target() and their children, not all
+ * @pin: leave programs and maps behind under STAT_PIN_DIR, using maps that are pinned already
+ * @max_entries: entries of each map that grows with the number of threads; 0 for the default
+ * @library: the libsluice whose probes to attach to; NULL for the installed one
+ */
+struct counters_opts {
+	size_t size;
+	bool only_targets;
+	bool pin;
+	unsigned int max_entries;
+	const char *library;
+};
+
+/**
+ * counters_load() - load and attach the programs
+ * @out: the counters, to be given to counters_close()
+ * @opts: see there
+ *
+ * A hook that this kernel lacks or refuses is named on stderr and left out, the rest counts.
+ *
+ * Return: 0; -EPERM, -ENOENT (no BTF in this kernel) or another negative errno, said on stderr.
+ */
+int counters_load(struct counters **out, const struct counters_opts *opts);
+
+/**
+ * counters_open() - open the maps that are pinned
+ * @out: the counters, to be given to counters_close()
+ *
+ * Return: 0, or -ENOENT if none are pinned, or another negative errno. Prints nothing.
+ */
+int counters_open(struct counters **out);
+
+/* Detaches what counters_load() attached, unless it is pinned. */
+void counters_close(struct counters *c);
+
+int counters_map_fd(const struct counters *c, enum stat_map map);
+
+/* Counts @tgid and the processes that it forks from now on. Returns 0 or a negative errno. */
+int counters_add_target(struct counters *c, pid_t tgid);
+
+/* Attaches to the probes of the libsluice at @path. Returns the number of sites or -errno. */
+int counters_add_library(struct counters *c, const char *path);
+
+/* Calls that the kernel did not show to a program since it was already running on that CPU. */
+__u64 counters_missed(const struct counters *c);
+
+/* One line: how many hooks are pinned, and which are not. */
+void counters_print_hooks(FILE *f);
+
+/* Removes everything pinned under STAT_PIN_DIR. Returns the number of objects or -errno. */
+int counters_unpin(void);
+
+#endif /* SLUICE_STAT_LOAD_H */

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
+#ifndef SLUICE_TRACE_REPORT_H
+#define SLUICE_TRACE_REPORT_H
+
+#include <stdio.h>
+#include "stat_read.h"
+
+/* What a trace found: a table of processes, who talks to whom, and the verdict. */
+void report_print(FILE *f, const struct snapshot *s, __u64 start_ns);
+
+/* The verdict alone: one sentence without a newline. */
+void report_verdict(FILE *f, const struct snapshot *s);
+
+/*
+ * Who talks to whom: Graphviz, or SVG if @path ends in .svg. Returns 0 or a negative errno.
+ */
+int plot_save(const char *path, const struct snapshot *s);
+
+#endif /* SLUICE_TRACE_REPORT_H */

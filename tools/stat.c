@@ -205,11 +205,10 @@ int cmd_stat(int argc, char **argv)
 		.verb = "stat",
 		.operands = "[load|unload|status]",
 		.what = "Counts what every process moves through pipes, FIFOs, unix sockets, "
-			"process_vm "
-			"calls and arenas, and how long it waits there. Reads the counters that "
-			"`load` "
-			"pinned, or loads some for as long as it runs. `load` again replaces the "
-			"programs and keeps the counts; `unload` removes both.",
+			"process_vm calls and\narenas, and how long it waits there. Reads the "
+			"counters "
+			"that `load` pinned, or loads\nsome for as long as it runs. `load` again "
+			"replaces the programs and keeps the counts;\n`unload` removes both.",
 		.opts = opts,
 	};
 	int ret;

@@ -214,9 +214,9 @@ int cmd_trace(int argc, char **argv)
 		.operands = "-- COMMAND...",
 		.what = "Runs a command and counts what it and its children move through pipes, "
 			"FIFOs, "
-			"unix sockets and arenas, and how long they wait there; prints who talks "
+			"unix\nsockets and arenas, and how long they wait there; prints who talks "
 			"to "
-			"whom and a verdict. Exits like the command.",
+			"whom and a\nverdict. Exits like the command.",
 		.opts = opts,
 	};
 	struct libraries libs = {0};

@@ -64,6 +64,7 @@ NOTES :=
 -include lib/cuda/build.mk
 -include lib/python/build.mk
 -include tests/build.mk
+-include tests/bpf/build.mk
 -include tests/kmod/build.mk
 
 all: $(ALL)

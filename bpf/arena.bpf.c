@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Arenas: the static probes of libsluice (batch_publish and so on). User space finds the probes in
+ * Arenas: the static probes of libsluice, by their names. User space finds the probes in
  * the library's notes and says in the cookie which registers hold the arguments: 16 bits each, 0 for
  * none, 0x8000 + offset in pt_regs.
  */
@@ -109,4 +109,42 @@ int batch_release(void *ctx)
 		add(a->released_bytes, get_arg(ctx, ARG_BYTES));
 	}
 	return 0;
+}
+
+/* The library knows how long it waited when the wait is over: that comes in the place of bytes. */
+static __always_inline int finish_wait(void *ctx, enum sluice_dir dir)
+{
+	enum sluice_kind kind = get_kind(ctx);
+	u64 ns = get_arg(ctx, ARG_BYTES);
+	struct duration d = {
+		.end_ns = bpf_ktime_get_ns(),
+		.time_ns = ns,
+		.slept_ns = ns,
+	};
+	struct sluice_count *c;
+	struct sluice_arena *a;
+
+	if (!is_target(bpf_get_current_pid_tgid() >> 32))
+		return 0;
+	c = get_count(kind, dir);
+	if (c)
+		count_sleep(c, &d);
+	a = get_arena(ctx, kind);
+	if (a) {
+		add(a->waits, 1);
+		add(a->wait_ns, ns);
+	}
+	return 0;
+}
+
+SEC("uprobe")
+int batch_wait(void *ctx)
+{
+	return finish_wait(ctx, SLUICE_IN);
+}
+
+SEC("uprobe")
+int space_wait(void *ctx)
+{
+	return finish_wait(ctx, SLUICE_OUT);
 }

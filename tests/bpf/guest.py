@@ -164,6 +164,9 @@ def pump_by_arena_agrees_with_itself():
     found, _ = trace(SLUICE, "pump", "--transport", "arena", f"{TMP}/files")
     within(total(found, ["arena_memfd", "arena_kmod"], "out"), 16 << 20)
     within(total(found, ["arena_memfd", "arena_kmod"], "in"), 16 << 20)
+    peers = found["arenas"]
+    assert peers and sum(p["published_bytes"] for p in peers) >= 16 << 20, peers
+    equal(sum(p["released"] for p in peers), sum(p["published"] for p in peers))
 
 
 @test

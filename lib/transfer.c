@@ -7,6 +7,21 @@
 #include "usdt.h"
 
 USDT_DEFINE(batch_next);
+USDT_DEFINE(batch_wait);
+USDT_DEFINE(space_wait);
+
+/* What a wait for a batch or for room took; its beginning is known only once it is over. */
+static void count_wait(struct sluice_channel *ch, shm_u64 *waits, shm_u64 *wait_ns, uint64_t since)
+{
+	uint64_t ns = now_ns() - since;
+
+	stat_add(waits, 1);
+	stat_add(wait_ns, ns);
+	if (waits == &ch->stats->batch_waits)
+		USDT3(batch_wait, ns, ch->a->hdr.arena_id, ch->index);
+	else
+		USDT3(space_wait, ns, ch->a->hdr.arena_id, ch->index);
+}
 
 static bool map_empty(shm_u64 *map)
 {
@@ -189,10 +204,8 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 	}
 	if (rung && ring_readable(ch))
 		wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
-	if (since) {
-		stat_add(&ch->stats->batch_waits, 1);
-		stat_add(&ch->stats->batch_wait_ns, now_ns() - since);
-	}
+	if (since)
+		count_wait(ch, &ch->stats->batch_waits, &ch->stats->batch_wait_ns, since);
 	if (err)
 		return err;
 	st_rlx(&a->leases[lease].since_ns, now ? now : now_coarse_ns());
@@ -260,10 +273,8 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 			break;
 		}
 	}
-	if (since) {
-		stat_add(&ch->stats->space_waits, 1);
-		stat_add(&ch->stats->space_wait_ns, now_ns() - since);
-	}
+	if (since)
+		count_wait(ch, &ch->stats->space_waits, &ch->stats->space_wait_ns, since);
 	if (err == -ENOSPC)
 		return holders_fail(a, last ? last : -EAGAIN, nblocks, found->largest);
 	return err;
@@ -351,10 +362,8 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 		rung = false; /* the consumer that takes this batch rings the next */
 	if (rung && ring_writable(ch))
 		wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
-	if (since) {
-		stat_add(&ch->stats->space_waits, 1);
-		stat_add(&ch->stats->space_wait_ns, now_ns() - since);
-	}
+	if (since)
+		count_wait(ch, &ch->stats->space_waits, &ch->stats->space_wait_ns, since);
 	return err;
 }
 

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
+/*
+ * Host to device.  Every batch is one copy on the feed's stream into a device buffer (a slot) and
+ * goes through these steps, all in stream order:
+ *
+ *   the copy stream waits for slot.passed    the caller's work on the buffer's previous batch
+ *   copy
+ *   record group.copied                      the caller's stream waits for this one
+ *   a host function on the reap stream       gives the extent back while nobody calls us
+ *   ...the caller's work...
+ *   record slot.passed                       by sluice_cuda_batch_release()
+ *
+ * Small batches that are queued together form a group: one event tells about all their copies.
+ * Their extents go back without a host function, which would cost more than the copy: at the
+ * latest when their slot is used again.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "feed.h"
+#include "nvtx.h"
+
+#define DEPTH_DEFAULT 4
+#define GROUP_BYTES   (256ULL << 10) /* a group is closed when it has this many bytes */
+#define PROMPT_BYTES  (1ULL << 20) /* from here on a host function is worth its cost */
+
+struct queue {
+	struct sluice_cuda_batch *head, **tail;
+};
+
+struct sluice_cuda_feed {
+	struct sluice_cuda *c;
+	struct sluice_channel *ch;
+	CUstream stream, reap;
+	bool own_stream;
+	uint32_t depth;
+	struct queue free, ready;
+	struct queue flight; /* of copies that hold extents, in stream order, linked by .fly */
+	uint32_t nready;
+	struct cuda_tickets tickets;
+	struct sluice_batch *stash; /* taken from the channel, no device memory for it yet */
+	int err; /* from the channel, behind what is ready */
+	char err_text[256];
+	struct sluice_cuda_feed_stats st;
+	struct sluice_cuda_batch slots[];
+};
+
+static void queue_init(struct queue *q)
+{
+	q->head = NULL;
+	q->tail = &q->head;
+}
+
+static void queue_add(struct queue *q, struct sluice_cuda_batch *s)
+{
+	s->next = NULL;
+	*q->tail = s;
+	q->tail = &s->next;
+}
+
+static struct sluice_cuda_batch *queue_take(struct queue *q)
+{
+	struct sluice_cuda_batch *s = q->head;
+
+	q->head = s->next;
+	if (!q->head)
+		q->tail = &q->head;
+	return s;
+}
+
+/* ---- slots */
+
+static int slot_create(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
+{
+	const struct cuda_driver *cu = f->c->cu;
+	CUresult r;
+
+	s->feed = f;
+	r = cu->EventCreate(&s->copied, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+	if (r == CUDA_SUCCESS)
+		r = cu->EventCreate(&s->passed, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+	if (r != CUDA_SUCCESS)
+		return cuda_broken(f->c, r, "cannot create an event");
+	queue_add(&f->free, s);
+	return 0;
+}
+
+/*
+ * Give back the extents whose copies are complete, unless a host function was quicker; with @upto up
+ * to that slot, whose copy the caller knows to be complete.
+ */
+static int feed_reap(struct sluice_cuda_feed *f, const struct sluice_cuda_batch *upto)
+{
+	const struct sluice_cuda_batch *fired = upto ? upto->group : NULL;
+	bool past = !upto;
+
+	while (f->flight.head) {
+		struct sluice_cuda_batch *s = f->flight.head;
+
+		if (past && s->group != fired) {
+			int ret = cuda_event_fired(f->c, s->group->copied);
+
+			if (ret <= 0)
+				return ret;
+			fired = s->group;
+		}
+		past |= s == upto;
+		cuda_ticket_settle(s->ticket);
+		cuda_ticket_put(&f->tickets, s->ticket);
+		s->ticket = NULL;
+		f->st.held--;
+		f->flight.head = s->fly;
+		if (!s->fly)
+			f->flight.tail = &f->flight.head;
+	}
+	return cuda_check(f->c);
+}
+
+static int slot_wait_copied(struct sluice_cuda_batch *s)
+{
+	struct sluice_cuda_feed *f = s->feed;
+	uint64_t start;
+	int ret;
+
+	if (!s->ticket)
+		return 0;
+	ret = cuda_event_fired(f->c, s->group->copied);
+	if (!ret) {
+		start = cuda_now();
+		ret = cuda_event_wait(f->c, s->group->copied, SLUICE_FOREVER);
+		f->st.stalls++;
+		f->st.stall_ns += cuda_now() - start;
+	}
+	if (ret < 0)
+		return ret;
+	return feed_reap(f, s);
+}
+
+/* Free the buffer and get a larger one. */
+static int slot_grow(struct sluice_cuda_batch *s, uint64_t bytes)
+{
+	struct sluice_cuda_feed *f = s->feed;
+	const uint64_t unit = bytes > (1 << 20) ? 2ULL << 20 : 64ULL << 10;
+	CUresult r;
+	int ret;
+
+	if (s->has_passed) {
+		ret = cuda_event_wait(f->c, s->passed, SLUICE_FOREVER);
+		if (ret)
+			return ret;
+		s->has_passed = false;
+	}
+	if (s->dev) {
+		f->c->cu->MemFree(s->dev);
+		f->st.device_bytes -= s->dev_bytes;
+		s->dev = 0;
+		s->dev_bytes = 0;
+	}
+	bytes = (bytes + unit - 1) / unit * unit;
+	r = f->c->cu->MemAlloc(&s->dev, bytes);
+	if (r != CUDA_SUCCESS) {
+		s->dev = 0;
+		if (r != CUDA_ERROR_OUT_OF_MEMORY)
+			return cuda_broken(f->c, r, "cannot allocate a device buffer");
+		return cuda_fail_result(
+			f->c->cu, r,
+			"no device memory for a buffer of %llu bytes (the feed's %u buffers "
+			"have %llu bytes so far)",
+			(unsigned long long)bytes, f->depth,
+			(unsigned long long)f->st.device_bytes);
+	}
+	s->dev_bytes = bytes;
+	f->st.device_bytes += bytes;
+	f->st.grown++;
+	return 0;
+}
+
+/* Put the copy of @b on the stream.  On failure the batch is still the caller's. */
+static int slot_fill(struct sluice_cuda_batch *s, struct sluice_batch *b, uint64_t *bytes)
+{
+	struct sluice_cuda_feed *f = s->feed;
+	uint64_t first, end;
+	CUresult r = CUDA_SUCCESS;
+	int ret;
+
+	ret = slot_wait_copied(s);
+	if (!ret)
+		ret = cuda_manifest_take(s, b, &first, &end);
+	if (ret)
+		return ret;
+	s->first = first;
+	*bytes = end - first;
+	if (*bytes > s->dev_bytes) {
+		ret = slot_grow(s, *bytes);
+		if (ret)
+			goto err;
+	}
+	ret = -ENOMEM;
+	s->ticket = cuda_ticket_get(&f->tickets, b);
+	if (!s->ticket) {
+		cuda_fail(ENOMEM, "no memory to remember a copy");
+		goto err;
+	}
+	if (s->has_passed)
+		r = f->c->cu->StreamWaitEvent(f->stream, s->passed, CU_EVENT_WAIT_DEFAULT);
+	if (r == CUDA_SUCCESS)
+		r = cuda_copy_in(f->c, s->dev, (char *)s->info.payload + first, *bytes, f->stream);
+	if (r != CUDA_SUCCESS) {
+		ret = cuda_broken(f->c, r, "cannot copy a batch to the device");
+		cuda_ticket_take(s->ticket);
+		cuda_ticket_put(&f->tickets, s->ticket);
+		s->ticket = NULL;
+		goto err;
+	}
+	s->has_passed = false;
+	s->state = SLOT_COPIED;
+	s->info.payload_bytes = *bytes;
+	f->st.held++;
+	f->st.batches++;
+	f->st.bytes += *bytes;
+	return 0;
+
+err:
+	sluice_batch_release(s->kept);
+	s->kept = NULL;
+	return ret;
+}
+
+/* ---- pulling batches from the channel */
+
+/* Keep an error until everything that is ready has been handed out. */
+static void err_keep(struct sluice_cuda_feed *f, int err)
+{
+	f->err = err;
+	snprintf(f->err_text, sizeof(f->err_text), "%s", sluice_cuda_strerror());
+}
+
+static struct sluice_batch *batch_pull(struct sluice_cuda_feed *f, uint64_t deadline, int *err)
+{
+	struct sluice_batch *b = f->stash;
+
+	f->stash = NULL;
+	if (b)
+		return b;
+	if (f->err) {
+		*err = cuda_fail(-f->err, "%s", f->err_text);
+		f->err = 0;
+		return NULL;
+	}
+	*err = sluice_channel_next(f->ch, &b, deadline);
+	if (*err && *err != -EAGAIN)
+		cuda_fail_core(*err);
+	return *err ? NULL : b;
+}
+
+/*
+ * One group: small batches until there are no more, or one large batch.  Waits until @deadline for
+ * the first.  Return: how many copies were started, or a negative errno if none was.
+ */
+static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
+{
+	struct sluice_cuda_batch *members = f->free.head, *last = NULL, *s;
+	uint64_t bytes = 0, n;
+	struct sluice_batch *b;
+	int count = 0, ret = 0;
+	CUresult r;
+
+	while (f->free.head && bytes < GROUP_BYTES) {
+		b = batch_pull(f, count ? 0 : deadline, &ret);
+		if (!b)
+			break;
+		ret = slot_fill(f->free.head, b, &n);
+		if (ret) {
+			f->stash = b;
+			break;
+		}
+		last = queue_take(&f->free);
+		queue_add(&f->ready, last);
+		f->nready++;
+		if (!count++)
+			members = last;
+		bytes += n;
+	}
+	if (!count)
+		return ret;
+	if (ret && ret != -EAGAIN && !f->stash)
+		err_keep(f, ret);
+	r = f->c->cu->EventRecord(last->copied, f->stream);
+	for (s = members; s; s = s->next) {
+		/* Only now: until its event is recorded nobody may ask it about this copy. */
+		s->group = last;
+		s->fly = NULL;
+		*f->flight.tail = s;
+		f->flight.tail = &s->fly;
+	}
+	if (r == CUDA_SUCCESS && last->ticket && bytes >= PROMPT_BYTES)
+		r = cuda_ticket_arm(f->c, last->ticket, last->copied, f->reap);
+	if (r != CUDA_SUCCESS)
+		return cuda_broken(f->c, r, "cannot follow a copy to the device");
+	return count;
+}
+
+/*
+ * Start whatever can be started without waiting.  An error is kept for when everything that is
+ * ready has been handed out.
+ */
+static void feed_ahead(struct sluice_cuda_feed *f)
+{
+	int ret = 1;
+
+	while (ret > 0 && !f->err && f->free.head) {
+		if (f->free.head->ticket)
+			return;
+		ret = group_start(f, 0);
+	}
+	if (ret < 0 && ret != -EAGAIN && !f->stash)
+		err_keep(f, ret);
+}
+
+/* ---- the public calls */
+
+static int opts_take(struct sluice_cuda_feed_opts *to, const struct sluice_cuda_feed_opts *from)
+{
+	memset(to, 0, sizeof(*to));
+	if (from) {
+		if (from->sz < sizeof(from->sz))
+			return cuda_fail(EINVAL, "options .sz is %zu", from->sz);
+		memcpy(to, from, from->sz < sizeof(*to) ? from->sz : sizeof(*to));
+	}
+	if (to->flags)
+		return cuda_fail(EINVAL, "flags 0x%x are not known", to->flags);
+	if (!to->depth)
+		to->depth = DEPTH_DEFAULT;
+	if (to->depth > SLUICE_CUDA_MAX_DEPTH)
+		return cuda_fail(EINVAL, "depth %u is above %u", to->depth, SLUICE_CUDA_MAX_DEPTH);
+	return 0;
+}
+
+static int feed_init(struct sluice_cuda_feed *f, const struct sluice_cuda_feed_opts *o)
+{
+	CUresult r = CUDA_SUCCESS;
+	int ret;
+
+	if (f->own_stream)
+		r = f->c->cu->StreamCreate(&f->stream, CU_STREAM_NON_BLOCKING);
+	if (r == CUDA_SUCCESS)
+		r = f->c->cu->StreamCreate(&f->reap, CU_STREAM_NON_BLOCKING);
+	if (r != CUDA_SUCCESS)
+		return cuda_broken(f->c, r, "cannot create a stream");
+	for (uint32_t i = 0; i < f->depth; i++) {
+		ret = slot_create(f, &f->slots[i]);
+		if (!ret && o->buffer_bytes)
+			ret = slot_grow(&f->slots[i], o->buffer_bytes);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}
+
+static void feed_destroy(struct sluice_cuda_feed *f, bool alive)
+{
+	const struct cuda_driver *cu = f->c->cu;
+
+	for (uint32_t i = 0; i < f->depth; i++) {
+		struct sluice_cuda_batch *s = &f->slots[i];
+
+		sluice_batch_release(s->kept);
+		cuda_manifest_free(s);
+		if (!alive)
+			continue;
+		if (s->has_passed)
+			cu->EventSynchronize(s->passed);
+		if (s->dev)
+			cu->MemFree(s->dev);
+		if (s->copied)
+			cu->EventDestroy(s->copied);
+		if (s->passed)
+			cu->EventDestroy(s->passed);
+	}
+	if (alive && f->own_stream && f->stream)
+		cu->StreamDestroy(f->stream);
+	if (alive && f->reap)
+		cu->StreamDestroy(f->reap);
+	atomic_fetch_sub(&f->c->users, 1);
+	free(f);
+}
+
+int sluice_cuda_feed_open(struct sluice_cuda_feed **out, struct sluice_cuda *c,
+			  struct sluice_channel *ch, const struct sluice_cuda_feed_opts *opts)
+{
+	struct sluice_cuda_feed_opts o;
+	struct sluice_cuda_feed *f;
+	int entered, ret;
+
+	ret = opts_take(&o, opts);
+	if (ret)
+		return ret;
+	entered = cuda_enter(c);
+	if (entered < 0)
+		return entered;
+	f = calloc(1, sizeof(*f) + o.depth * sizeof(f->slots[0]));
+	if (!f) {
+		ret = cuda_fail(ENOMEM, "no memory for a feed of depth %u", o.depth);
+		goto out;
+	}
+	f->c = c;
+	f->ch = ch;
+	f->depth = o.depth;
+	f->stream = o.stream;
+	f->own_stream = !o.stream;
+	f->tickets.done = sluice_batch_release;
+	queue_init(&f->free);
+	queue_init(&f->ready);
+	queue_init(&f->flight);
+	atomic_fetch_add(&c->users, 1);
+	ret = feed_init(f, &o);
+	if (ret)
+		feed_destroy(f, true);
+	else
+		*out = f;
+out:
+	cuda_leave(c, entered);
+	return ret;
+}
+
+static int batch_hand_out(struct sluice_cuda_feed *f, struct sluice_cuda_batch **out,
+			  CUstream stream)
+{
+	struct sluice_cuda_batch *s = f->ready.head;
+	CUresult r = CUDA_SUCCESS;
+
+	/* Without a ticket the copy is known to be complete. */
+	if (s->ticket && stream != f->stream)
+		r = f->c->cu->StreamWaitEvent(stream, s->group->copied, CU_EVENT_WAIT_DEFAULT);
+	if (r != CUDA_SUCCESS)
+		return cuda_broken(f->c, r, "cannot make the stream wait for a copy");
+	queue_take(&f->ready);
+	f->nready--;
+	s->state = SLOT_OUT;
+	*out = s;
+	return 0;
+}
+
+static int batch_wait(struct sluice_cuda_feed *f, uint64_t timeout_ns)
+{
+	uint64_t start;
+	int ret;
+
+	if (!f->free.head)
+		return cuda_fail(EBUSY, "all %u device buffers are with the caller: release one",
+				 f->depth);
+	start = cuda_now();
+	cuda_range_begin("wait");
+	ret = group_start(f, cuda_deadline(timeout_ns));
+	cuda_range_end();
+	if (ret == -EAGAIN)
+		cuda_fail_core(ret);
+	f->st.waits++;
+	f->st.wait_ns += cuda_now() - start;
+	return ret < 0 ? ret : 0;
+}
+
+int sluice_cuda_feed_next(struct sluice_cuda_feed *f, struct sluice_cuda_batch **out,
+			  struct CUstream_st *stream, uint64_t timeout_ns)
+{
+	int entered = cuda_enter(f->c);
+	int ret;
+
+	if (entered < 0)
+		return entered;
+	ret = feed_reap(f, NULL);
+	if (!ret && !f->nready)
+		ret = batch_wait(f, timeout_ns);
+	if (!ret)
+		ret = batch_hand_out(f, out, stream);
+	if (!ret)
+		feed_ahead(f);
+	cuda_leave(f->c, entered);
+	return ret;
+}
+
+int sluice_cuda_feed_pump(struct sluice_cuda_feed *f)
+{
+	int entered = cuda_enter(f->c);
+	int ret;
+
+	if (entered < 0)
+		return entered;
+	ret = feed_reap(f, NULL);
+	if (!ret)
+		feed_ahead(f);
+	cuda_leave(f->c, entered);
+	return ret ? ret : (int)f->nready;
+}
+
+int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *stream)
+{
+	struct sluice_cuda_feed *f;
+	int entered;
+	CUresult r;
+	int ret = 0;
+
+	if (!s)
+		return 0;
+	f = s->feed;
+	if (s->state != SLOT_OUT)
+		return cuda_fail(EINVAL, "this device batch was released already");
+	entered = cuda_enter(f->c);
+	sluice_batch_release(s->kept);
+	s->kept = NULL;
+	s->state = SLOT_FREE;
+	if (entered < 0)
+		return entered;
+	if (stream != f->stream) {
+		r = f->c->cu->EventRecord(s->passed, stream);
+		if (r != CUDA_SUCCESS)
+			ret = cuda_broken(f->c, r, "cannot follow the stream of a release");
+		s->has_passed = r == CUDA_SUCCESS;
+	}
+	if (!ret)
+		queue_add(&f->free, s);
+	cuda_leave(f->c, entered);
+	return ret;
+}
+
+int sluice_cuda_feed_stats(struct sluice_cuda_feed *f, struct sluice_cuda_feed_stats *st)
+{
+	if (st->sz < sizeof(st->sz))
+		return cuda_fail(EINVAL, "stats .sz is %zu", st->sz);
+	f->st.ready = f->nready;
+	f->st.sz = st->sz < sizeof(f->st) ? st->sz : sizeof(f->st);
+	memcpy(st, &f->st, f->st.sz);
+	return 0;
+}
+
+void sluice_cuda_feed_close(struct sluice_cuda_feed *f)
+{
+	struct sluice_cuda *c;
+	bool known, alive;
+	int entered;
+
+	if (!f)
+		return;
+	c = f->c;
+	entered = cuda_enter(c);
+	if (entered == -ECHILD)
+		return;
+	alive = entered >= 0;
+	if (alive) {
+		CUresult r = c->cu->StreamSynchronize(f->stream);
+
+		if (r == CUDA_SUCCESS)
+			r = c->cu->StreamSynchronize(f->reap);
+		if (r != CUDA_SUCCESS)
+			cuda_broken(c, r, "a copy failed");
+	}
+	known = atomic_load(&c->health) != CUDA_STICKY;
+	for (struct sluice_cuda_batch *s = f->flight.head; s; s = s->fly) {
+		/* What a failed context may still read is not given back. */
+		if (known)
+			cuda_ticket_settle(s->ticket);
+		else if (cuda_ticket_take(s->ticket))
+			atomic_fetch_add(&c->quarantined, 1);
+		cuda_ticket_put(&f->tickets, s->ticket);
+	}
+	cuda_tickets_free(&f->tickets, known);
+	sluice_batch_release(f->stash);
+	feed_destroy(f, alive);
+	cuda_leave(c, entered);
+}

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# tests/cuda/test_NAME.c is a program.  Linked with gpu_fake.c it runs anywhere, over a driver of our
+# own; linked with gpu_real.cu it runs on a GPU.  fake_test_NAME.c runs over the fake driver only.
+
+CUDA_SUITES := $(patsubst tests/cuda/test_%.c,%,$(wildcard tests/cuda/test_*.c))
+CUDA_FAKE_SUITES := $(patsubst tests/cuda/fake_test_%.c,%,$(wildcard tests/cuda/fake_test_*.c))
+CUDA_TEST_VARIANTS := lib asan tsan
+CUDA_TEST_FLAGS = $(CUDA_CPPFLAGS) -isystem $(B)/include $(ALL_CFLAGS)
+
+define cuda_test_variant
+$(B)/test/cuda-$(1)/driver/libcuda.so.1: tests/cuda/fake_cuda.c tests/cuda/fake_stream.c \
+		$(wildcard tests/cuda/fake_*.h) tests/cuda/build.mk
+	$$(call say,LD,$$@)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CUDA_CPPFLAGS) $$(ALL_CFLAGS) -fvisibility=default $$(if $$(filter tsan,$(1)), \
+		$$(LIB_FLAGS_tsan)) -fPIC -shared -Wl,-soname,libcuda.so.1 -o $$@ $$(filter %.c,$$^) -pthread
+
+$(B)/test/cuda-$(1)/%.o: tests/cuda/%.c tests/cuda/build.mk | $(B)/include/kselftest_harness.h
+	$$(call say,CC,$$@)
+	$$(Q)mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CUDA_TEST_FLAGS) $$(LIB_FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
+
+cuda_fake_link_$(1) = $$(CC) $$(ALL_CFLAGS) $$(LIB_FLAGS_$(1)) $$(LDFLAGS) -o $$@ $$(filter %.o %.a,$$^) $$(LIB_LIBS) -ldl
+cuda_fake_needs_$(1) := $(B)/test/cuda-$(1)/gpu_fake.o $(B)/test/$(1)/util.o \
+	$(B)/$(1)/libsluice-cuda.a $(B)/$(1)/libsluice.a
+
+$(CUDA_SUITES:%=$(B)/test/cuda-$(1)/%): $(B)/test/cuda-$(1)/%: $(B)/test/cuda-$(1)/test_%.o \
+		$$(cuda_fake_needs_$(1)) | $(B)/test/cuda-$(1)/driver/libcuda.so.1
+	$$(call say,LD,$$@)
+	$$(Q)$$(cuda_fake_link_$(1))
+
+$(CUDA_FAKE_SUITES:%=$(B)/test/cuda-$(1)/%): $(B)/test/cuda-$(1)/%: $(B)/test/cuda-$(1)/fake_test_%.o \
+		$$(cuda_fake_needs_$(1)) | $(B)/test/cuda-$(1)/driver/libcuda.so.1
+	$$(call say,LD,$$@)
+	$$(Q)$$(cuda_fake_link_$(1))
+
+.PRECIOUS: $(B)/test/cuda-$(1)/%.o
+-include $(wildcard $(B)/test/cuda-$(1)/*.d)
+CUDA_TESTS_$(1) := $(addprefix $(B)/test/cuda-$(1)/,$(CUDA_SUITES) $(CUDA_FAKE_SUITES))
+endef
+$(foreach v,$(CUDA_TEST_VARIANTS),$(eval $(call cuda_test_variant,$(v))))
+
+.PHONY: check-cuda check-cuda-asan check-cuda-tsan
+check-cuda: $(CUDA_TESTS_lib) | $(B)/gpu/example_feed
+	$(Q)tests/prove cuda $^
+check-cuda-asan: $(CUDA_TESTS_asan) | $(B)/gpu/example_feed
+	$(Q)TEST_DIVISOR=4 tests/prove cuda-asan $^
+check-cuda-tsan: $(CUDA_TESTS_tsan) | $(B)/gpu/example_feed
+	$(Q)TEST_DIVISOR=8 tests/prove cuda-tsan $^
+
+# ------------------------------------------------------------------ on a GPU
+
+# Built where nvcc is, run where a GPU is: build/gpu/ is all that has to be carried there.
+CUDA_ARCH ?= -gencode arch=compute_80,code=compute_80 -gencode arch=compute_90,code=sm_90
+CUDA_RUNTIME = -L$(CUDA_INC)../lib64 -l:libcudart_static.a -ldl -lrt
+GPU_PROGRAMS := $(CUDA_SUITES:%=$(B)/gpu/%) $(B)/gpu/bench
+GPU_LIBS := $(B)/lib/libsluice-cuda.a $(B)/lib/libsluice.a
+
+$(B)/gpu/gpu_real.o: tests/cuda/gpu_real.cu tests/cuda/gpu.h tests/cuda/build.mk
+	$(call say,NVCC,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(NVCC) $(CUDA_ARCH) -O2 -Xcompiler -fno-exceptions,-fno-rtti,-fno-threadsafe-statics -c -o $@ $<
+
+$(CUDA_SUITES:%=$(B)/gpu/%): $(B)/gpu/%: $(B)/test/cuda-lib/test_%.o $(B)/gpu/gpu_real.o \
+		$(B)/test/lib/util.o $(GPU_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) $(CUDA_RUNTIME)
+
+$(B)/gpu/bench: $(patsubst tests/cuda/%.c,$(B)/test/cuda-lib/%.o,$(wildcard tests/cuda/bench*.c)) \
+		$(B)/gpu/gpu_real.o $(B)/test/lib/util.o $(GPU_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) $(CUDA_RUNTIME)
+
+# README.md's example: compiled as a user would, run over the fake driver and on a GPU.
+$(B)/gpu/example_feed: tests/cuda/example_feed.c $(GPU_LIBS)
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) -O2 -Wall -Wextra -Werror -Ilib/include -o $@ $< $(GPU_LIBS) $(LIB_LIBS) -ldl
+GPU_PROGRAMS += $(B)/gpu/example_feed
+
+$(B)/gpu/gpu_all.sh: tests/cuda/gpu_all.sh
+	$(Q)mkdir -p $(@D)
+	$(Q)cp $< $@
+
+.PHONY: gpu check-gpu bench-gpu
+gpu: $(GPU_PROGRAMS) $(B)/gpu/gpu_all.sh
+check-gpu: gpu
+	$(Q)$(B)/gpu/gpu_all.sh $(B)/gpu/results check
+bench-gpu: gpu
+	$(Q)$(B)/gpu/gpu_all.sh $(B)/gpu/results bench
+
+ifneq ($(NVCC),)
+ALL += gpu
+else
+NOTES += "the tests and measurements on a GPU need nvcc of the CUDA toolkit and are left out"
+endif

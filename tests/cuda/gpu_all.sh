@@ -1,0 +1,74 @@
+#!/bin/sh
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# gpu_all.sh DIR [check|bench|all] - run the suites and the measurements on this host's GPU
+#
+# Wants the programs that "make gpu" has built, beside itself or in build/gpu, and nothing else.  TAP
+# goes to DIR/gpu-*.tap, what was said to DIR/gpu.log, measurements to DIR/gpu.json.  Takes at most
+# eight minutes; exits with 0 when everything passed and every goal was met.
+set -u
+
+out=${1:?usage: gpu_all.sh DIR [check|bench|all]}
+what=${2:-all}
+bin=$(dirname "$0")
+[ -x "$bin/feed" ] || bin=build/gpu
+mkdir -p "$out"
+log=$out/gpu.log
+status=0
+started=$(date +%s)
+: >"$log"
+
+say()
+{
+	echo "$*" | tee -a "$log"
+}
+
+# suite NAME SECONDS COMMAND...: one TAP file; a suite that is killed or cut short has failed.
+suite()
+{
+	name=$1
+	seconds=$2
+	shift 2
+	begun=$(date +%s)
+	timeout -k 5 "$seconds" "$@" >"$out/gpu-$name.tap" 2>>"$log"
+	ret=$?
+	[ $ret -eq 0 ] || status=1
+	say "$name: exit status $ret, $(grep -c '^ok' "$out/gpu-$name.tap") ok," \
+		"$(grep -c '^not ok' "$out/gpu-$name.tap") not ok, $(($(date +%s) - begun)) s"
+	grep '^not ok' "$out/gpu-$name.tap" | tee -a "$log"
+}
+
+if ! nvidia-smi -L >/dev/null 2>&1; then
+	say "no GPU here: nvidia-smi finds none"
+	exit 1
+fi
+nvidia-smi -L >>"$log" 2>&1
+uname -a >>"$log"
+
+if [ "$what" != bench ]; then
+	suite feed 90 "$bin/feed"
+	suite drain 90 "$bin/drain"
+fi
+if [ "$what" != check ]; then
+	timeout -k 5 240 "$bin/bench" "$out/gpu.json" >"$out/gpu-bench.txt" 2>>"$log" || status=1
+	cat "$out/gpu-bench.txt"
+fi
+memcheck=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+if [ "$what" = bench ]; then
+	:
+elif [ -x "$memcheck" ]; then
+	for name in feed drain; do
+		left=$((started + 470 - $(date +%s)))
+		[ $left -lt 100 ] || left=100
+		TEST_DIVISOR=50 suite memcheck-$name "$left" "$memcheck" --target-processes all \
+			--error-exitcode 9 "$bin/$name"
+		if grep -q 'ERROR SUMMARY: [1-9]' "$out/gpu-memcheck-$name.tap"; then
+			say "memcheck-$name: compute-sanitizer found errors"
+			status=1
+		fi
+	done
+else
+	say "memcheck: skipped, there is no compute-sanitizer here"
+fi
+say "exit status $status"
+exit $status

@@ -29,7 +29,10 @@ class _Worker:
 
     def run(self):
         _in_worker(self._sluice_creator)
-        super().run()
+        try:
+            super().run()
+        except _queue.ParentDied:
+            sys.exit(1)
 
 
 class ForkProcess(_Worker, mp.ForkProcess):

@@ -29,6 +29,9 @@ ROOM_TIMEOUT = 1.0
 
 _INLINE, _STORED, _SPILLED = 0, 1, 2
 
+# Consuming too: an object that is put after the death of every reader waits for the next one.
+_TX = PRODUCE | CONSUME | KEEP_OPEN
+
 _serial = itertools.count(1)
 _control = []
 _control_gen = -1
@@ -60,15 +63,13 @@ def _control_channel(name, capacity):
         _control, _control_gen = [], _sluice.fork_generation()
     for arena in _control:
         try:
-            return arena, arena._channel(
-                name, create=True, capacity=capacity, flags=PRODUCE | KEEP_OPEN
-            )
+            return arena, arena._channel(name, create=True, capacity=capacity, flags=_TX)
         except OSError as e:
             if e.errno != errno.ENOSPC:
                 raise
     arena = Arena(CONTROL_BYTES, block_bytes=CONTROL_BLOCK, label="py-queues", flags=NO_HUGE)
     _control.append(arena)
-    return arena, arena._channel(name, create=True, capacity=capacity, flags=PRODUCE | KEEP_OPEN)
+    return arena, arena._channel(name, create=True, capacity=capacity, flags=_TX)
 
 
 # Channels that a child may not have opened yet: (endpoint, children that may).
@@ -249,16 +250,8 @@ class Queue:
 
     def _send_now(self, plan, tag, batch, timeout):
         if self._tx is None:
-            self._tx = self._arena._channel(self._uid, create=False, flags=PRODUCE | KEEP_OPEN)
-        while True:
-            try:
-                self._tx.put(plan, tag, timeout, _alive)
-                break
-            except BrokenPipeError:
-                # Every consumer died.  Others may still come; until then this process is one.
-                if self._rx is not None:
-                    raise
-                self._open_rx()
+            self._tx = self._arena._channel(self._uid, create=False, flags=_TX)
+        self._tx.put(plan, tag, timeout, _alive)
         if batch is not None:
             batch.publish(None)
 

@@ -11,7 +11,7 @@ import os
 import threading
 
 from . import _sluice
-from ._core import PRODUCE, Arena, parse_bytes
+from ._core import CONSUME, POISON, PRODUCE, Arena, parse_bytes
 
 ARENA_MIN = parse_bytes(os.environ.get("SLUICE_ARENA_MIN", "16M"))
 # An arena has room for so many objects of the size that made it necessary: what a loader's
@@ -20,6 +20,10 @@ ARENA_OBJECTS = 4
 # Never take more than this part of what is free for one arena.
 MEMORY_SHARE = 4
 DATA_CAPACITY = 1024
+# Consuming too, or a channel whose reader died would refuse what the next reader is for.
+FLAGS_BOTH = PRODUCE | CONSUME
+# Debugging: freed extents are filled with 0xdb, so a use after release shows.
+FLAGS = POISON if os.environ.get("SLUICE_POISON") else 0
 
 
 def memory_available():
@@ -74,7 +78,7 @@ class Store:
     def _channel(self, arena, uid):
         ch = self.channels.get((arena.id, uid))
         if ch is None:
-            ch = arena._channel(uid, create=True, capacity=DATA_CAPACITY, flags=PRODUCE)
+            ch = arena._channel(uid, create=True, capacity=DATA_CAPACITY, flags=FLAGS_BOTH)
             self.channels[arena.id, uid] = ch
         return ch
 
@@ -99,7 +103,7 @@ class Store:
         else:
             return False
         try:
-            self.arenas.insert(0, Arena(size, label="py-%d" % os.getpid()))
+            self.arenas.insert(0, Arena(size, flags=FLAGS, label="py-%d" % os.getpid()))
         except OSError as e:
             if e.errno not in (errno.ENOMEM, errno.EPERM, errno.EMFILE):
                 raise
@@ -146,7 +150,7 @@ class Store:
         for (arena_id, uid), ch in self.channels.items():
             if uid in uids:
                 t = ch.totals()
-                if t["queued"] and not t["consumers"]:
+                if t["queued"] and t["consumers"] < 2:
                     return True
         return False
 

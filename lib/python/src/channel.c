@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 PyTypeObject *channel_type;
 
@@ -18,11 +19,28 @@ struct py_channel {
 	char name[SLUICE_LABEL_LEN];
 };
 
+/* Waits for another thread that is in the middle of a call, but not longer than asked. */
+static bool channel_lock(struct py_channel *self, uint64_t deadline)
+{
+	while (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		if (deadline_passed(deadline)) {
+			PyErr_SetString(PyExc_TimeoutError, "another thread uses the endpoint");
+			return false;
+		}
+		Py_BEGIN_ALLOW_THREADS;
+		usleep(200);
+		Py_END_ALLOW_THREADS;
+		if (PyErr_CheckSignals())
+			return false;
+	}
+	return true;
+}
+
 /*
  * Takes the lock of the endpoint, and opens an endpoint of its own in a forked child.  Returns
  * false with an exception.
  */
-static bool channel_enter(struct py_channel *self)
+static bool channel_enter(struct py_channel *self, uint64_t deadline)
 {
 	struct arena_ref *ar;
 	int rc;
@@ -35,11 +53,8 @@ static bool channel_enter(struct py_channel *self)
 			return false;
 		}
 	}
-	if (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
-		Py_BEGIN_ALLOW_THREADS;
-		PyThread_acquire_lock(self->lock, WAIT_LOCK);
-		Py_END_ALLOW_THREADS;
-	}
+	if (!channel_lock(self, deadline))
+		return false;
 	if (self->ch && self->gen == fork_gen)
 		return true;
 	if (!self->ch) {
@@ -130,7 +145,7 @@ static PyObject *channel_close(struct py_channel *self, PyObject *unused)
 		self->ch = NULL;
 		Py_RETURN_NONE;
 	}
-	if (!channel_enter(self))
+	if (!channel_enter(self, SLUICE_FOREVER))
 		return NULL;
 	channel_drop(self);
 	channel_leave(self);
@@ -167,7 +182,7 @@ static PyObject *channel_next(struct py_channel *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "|OO", &timeout, &alive) || deadline_from(timeout, &deadline))
 		return NULL;
-	if (!channel_enter(self))
+	if (!channel_enter(self, deadline))
 		return NULL;
 	rc = sluice_channel_next(self->ch, &b, 0);
 	while (rc && wait_goes_on(rc, deadline, alive)) {
@@ -227,7 +242,7 @@ static PyObject *channel_begin(struct py_channel *self, PyObject *args)
 	    deadline_from(timeout, &deadline))
 		return NULL;
 	o.bytes = bytes;
-	if (!channel_enter(self))
+	if (!channel_enter(self, deadline))
 		return NULL;
 	if (!begin_wait(self, &b, &o, deadline, alive))
 		out = batch_new_writing(self->ar, b);
@@ -252,7 +267,7 @@ static PyObject *channel_put(struct py_channel *self, PyObject *args)
 		return NULL;
 	o.bytes = plan_bytes(plan);
 	len = o.bytes;
-	if (!channel_enter(self))
+	if (!channel_enter(self, deadline))
 		return NULL;
 	rc = begin_wait(self, &b, &o, deadline, alive);
 	if (rc)
@@ -280,7 +295,7 @@ static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
 {
 	int rc;
 
-	if (!channel_enter(self))
+	if (!channel_enter(self, SLUICE_FOREVER))
 		return NULL;
 	rc = sluice_channel_shutdown(self->ch);
 	channel_leave(self);
@@ -315,28 +330,28 @@ static PyObject *channel_stats(struct py_channel *self, PyObject *unused)
 	struct sluice_channel_stats st = {.sz = sizeof(st)};
 	int rc;
 
-	if (!channel_enter(self))
+	if (!channel_enter(self, SLUICE_FOREVER))
 		return NULL;
 	rc = sluice_channel_stats(self->ch, &st);
 	channel_leave(self);
 	return rc ? raise_errno(rc) : stats_dict(&st);
 }
 
-/* Of the whole channel, all endpoints together. */
+/* Of the whole channel, all endpoints together; the endpoint may be waiting in another thread. */
 static PyObject *channel_totals(struct py_channel *self, PyObject *unused)
 {
+	struct arena_ref *ar = arena_of(self->arena);
 	struct sluice_channel_info *info;
 	PyObject *out = NULL;
 	int n;
 
-	if (!channel_enter(self))
+	if (!ar)
 		return NULL;
-	channel_leave(self);
 	info = calloc(SLUICE_MAX_CHANNELS, sizeof(*info));
 	if (!info)
 		return PyErr_NoMemory();
 	info[0].sz = sizeof(*info);
-	n = sluice_channel_list(self->ar->a, info, SLUICE_MAX_CHANNELS);
+	n = sluice_channel_list(ar->a, info, SLUICE_MAX_CHANNELS);
 	for (int i = 0; i < n && i < SLUICE_MAX_CHANNELS && !out; i++)
 		if (!strcmp(info[i].name, self->name))
 			out = stats_dict(&info[i].stats);

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""Arena, Channel, Batch, View."""
+import errno
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import sluice
+from sluice import _core
+
+
+@pytest.fixture
+def arena():
+    with sluice.Arena("4M", label="test", flags=_core.POISON) as a:
+        yield a
+
+
+def free_bytes(arena):
+    gc.collect()
+    return arena.stats()["free_bytes"]
+
+
+def test_sizes():
+    assert _core.parse_bytes("64M") == 64 << 20
+    assert _core.parse_bytes("1.5GiB") == 3 << 29
+    assert _core.parse_bytes("4096") == 4096
+    with pytest.raises(ValueError, match="lots"):
+        _core.parse_bytes("lots")
+
+
+def test_too_large_is_refused_at_create():
+    with pytest.raises(OSError) as e:
+        sluice.Arena(1 << 50)
+    assert e.value.errno in (errno.ENOMEM, errno.EINVAL)
+    assert str(1 << 50) in str(e.value)
+
+
+def test_publish_and_next(arena):
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    with arena.channel("c", 4) as ch:
+        ch.publish({"x": x, "y": np.arange(3)}, tag=9, meta=b"hello")
+        with ch.next(1) as b:
+            assert b.keys() == ["x", "y"] and len(b) == 2 and b.tag == 9
+            assert b["x"].shape == (3, 4) and b["x"].dtype == (2, 32)
+            assert (np.asarray(b["x"]) == x).all() and b.blob("meta") == b"hello"
+            with pytest.raises(KeyError, match="z"):
+                b["z"]
+            with pytest.raises(KeyError, match="nope"):
+                b.blob("nope")
+
+
+def test_use_after_release(arena):
+    with arena.channel("c", 4) as ch:
+        ch.publish({"x": np.arange(3)})
+        b = ch.next(1)
+        b.release()
+        b.release()
+        with pytest.raises(ValueError, match="released"):
+            b["x"]
+        with pytest.raises(ValueError, match="released"):
+            b.info()
+    ch.close()
+    with pytest.raises(ValueError, match="closed"):
+        ch.next(0)
+    arena.close()
+    arena.close()
+    with pytest.raises(ValueError, match="closed"):
+        arena.stats()
+
+
+def test_timeout_and_end(arena):
+    with arena.channel("c", 1, consume=False) as tx:
+        rx = arena.channel("c", create=False, produce=False)
+        t = time.monotonic()
+        with pytest.raises(TimeoutError):
+            rx.next(0.05)
+        assert time.monotonic() - t >= 0.05
+        tx.publish({"x": np.arange(3)})
+        with pytest.raises(TimeoutError):
+            tx.publish({"x": np.arange(3)}, timeout=0.01)
+        tx.close()
+        assert len(list(rx)) == 1
+        with pytest.raises(EOFError):
+            rx.next(1)
+
+
+def test_give_up_writing(arena):
+    before = free_bytes(arena)
+    with arena.channel("c", 1) as ch:
+        with ch.begin(1 << 20) as b:
+            b.add("x", (2, 32), (10,))
+            assert b.state == "writing" and free_bytes(arena) < before
+        assert b.state == "released" and free_bytes(arena) == before
+        with pytest.raises(ValueError, match="not being written"):
+            b.add("x", (2, 32), (10,))
+
+
+def test_does_not_fit(arena):
+    with arena.channel("c", 1) as ch:
+        with pytest.raises(OSError) as e:
+            ch.begin(1 << 40)
+        assert e.value.errno == errno.E2BIG
+        with ch.begin(100) as b, pytest.raises(OSError) as e:
+            b.add("x", (2, 32), (1 << 20,))
+        assert e.value.errno == errno.ENOSPC
+
+
+def test_view_keeps_extent(arena):
+    before = free_bytes(arena)
+    with arena.channel("c", 1) as ch:
+        ch.publish({"x": np.arange(1000)})
+        a = np.asarray(ch.next(1)["x"])  # batch and view are gone already
+        gc.collect()
+        assert (a == np.arange(1000)).all()
+        part = a[10:20]
+        del a
+        assert free_bytes(arena) < before and part[0] == 10
+        del part
+        assert free_bytes(arena) == before
+
+
+def test_close_under_a_view():
+    arena = sluice.Arena("1M")
+    ch = arena.channel("c", 1)
+    ch.publish({"x": np.arange(1000)})
+    a = np.asarray(ch.next(1)["x"])
+    ch.close()
+    arena.close()
+    del arena, ch
+    gc.collect()
+    assert (a == np.arange(1000)).all()
+
+
+def test_memoryview(arena):
+    with arena.channel("c", 1) as ch:
+        ch.publish({"x": np.arange(6, dtype=np.int16).reshape(2, 3)})
+        m = memoryview(ch.next(1)["x"])
+        assert m.format == "h" and m.shape == (2, 3) and m.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_dtype_without_buffer_format(arena):
+    with arena.channel("c", 1) as ch, ch.begin(100) as b:
+        with pytest.raises(BufferError, match="DLPack"):
+            memoryview(b.add("x", (4, 16), (3,)))
+
+
+def test_dlpack(arena):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    before = free_bytes(arena)
+    with arena.channel("c", 2) as ch:
+        ch.publish({"x": np.arange(5.0)})
+        v = ch.next(1)["x"]
+        assert v.__dlpack_device__() == (1, 0)
+        old = v.__dlpack__()
+        new = v.__dlpack__(max_version=(1, 0))
+        assert '"dltensor"' in repr(old) and '"dltensor_versioned"' in repr(new)
+        with pytest.raises(BufferError, match="pinned"):
+            v.__dlpack__(dl_device=(3, 0))
+        with pytest.raises(BufferError, match="copy"):
+            v.__dlpack__(copy=True)
+        del old, new  # capsules that nobody took free themselves
+        t = torch.from_dlpack(v)
+        del v
+        assert t.tolist() == [0, 1, 2, 3, 4] and free_bytes(arena) < before
+        del t
+    assert free_bytes(arena) == before
+
+
+def _child(arena, name):
+    with arena.channel(name, create=False, consume=False) as ch:
+        ch.publish({"pid": np.array([os.getpid()])})
+
+
+def test_arena_in_child(ctx):
+    with sluice.Arena("1M") as arena:
+        rx = arena.channel("c", 2)
+        p = ctx.Process(target=_child, args=(arena, "c"))
+        p.start()
+        assert np.asarray(rx.next(20)["pid"])[0] == p.pid
+        p.join()
+        assert p.exitcode == 0
+
+
+def _holds(batch, arena, out):
+    try:
+        batch["x"]
+        out.put("no error")
+    except ValueError as e:
+        out.put(str(e))
+
+
+def test_parents_batch_in_forked_child():
+    ctx = sluice.context("fork")
+    with sluice.Arena("1M") as arena, arena.channel("c", 2) as ch:
+        ch.publish({"x": np.arange(3)})
+        b = ch.next(1)
+        out = ctx.Queue()
+        p = ctx.Process(target=_holds, args=(b, arena, out))
+        p.start()
+        assert "parent" in out.get(timeout=20)
+        p.join()
+        assert np.asarray(b["x"])[2] == 2
+
+
+def test_ctrl_c_ends_a_wait(arena):
+    with arena.channel("c", 1) as ch:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        t = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            ch.next(20)
+        assert time.monotonic() - t < 5
+
+
+def test_wait_lets_other_threads_run(arena):
+    with arena.channel("c", 1) as ch:
+        t = threading.Thread(target=lambda: (time.sleep(0.1), ch2.publish({"x": np.arange(2)})))
+        ch2 = arena.channel("c", create=False, consume=False)
+        t.start()
+        assert len(ch.next(20)) == 1
+        t.join()
+        ch2.close()
+
+
+def test_peer_killed_is_an_event():
+    ctx = multiprocessing.get_context("fork")
+    with sluice.Arena("1M") as arena, arena.channel("c", 2) as ch:
+
+        def die():
+            arena.channel("c", create=False).begin(1000)
+            ch2 = arena.channel("c", create=False)
+            ch2.publish({"x": np.arange(1)})
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        p = ctx.Process(target=die)
+        p.start()
+        assert len(ch.next(20)) == 1
+        ev = arena.event(20)
+        p.join()
+        assert ev["pid"] == p.pid
+        gc.collect()
+        assert arena.stats()["writing"] == 0

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""sluice.Queue in the place of multiprocessing.Queue."""
+import gc
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from util import fds, maps
+
+import sluice
+from sluice import _store
+
+BIG = 1 << 20
+
+
+def test_order_and_sizes():
+    q = sluice.Queue()
+    objs = [np.full(n, i) for i, n in enumerate((1, BIG // 8, 2, BIG // 4))]
+    for o in objs:
+        q.put(o)
+    assert q.qsize() == 4 and not q.empty() and not q.full()
+    for o in objs:
+        assert (q.get(timeout=5) == o).all()
+    assert q.empty()
+    q.close()
+
+
+def test_full_and_empty():
+    q = sluice.Queue(2)
+    with pytest.raises(queue.Empty):
+        q.get(False)
+    with pytest.raises(queue.Empty):
+        q.get(timeout=0.02)
+    q.put(1)
+    q.put(np.zeros(BIG))
+    assert q.full()
+    for timeout in (0.02, None):
+        for obj in (3, np.zeros(BIG)):
+            with pytest.raises(queue.Full):
+                q.put(obj, timeout is not None, timeout)
+    assert q.get() == 1
+    assert q.get().nbytes == 8 * BIG
+    q.put(4)
+    assert q.get_nowait() == 4
+    q.close()
+    with pytest.raises(ValueError, match="closed"):
+        q.put(1)
+
+
+def test_failed_put_leaves_nothing():
+    q = sluice.Queue(1)
+    q.put(np.zeros(BIG))
+    for _ in range(3):
+        with pytest.raises(queue.Full):
+            q.put(np.zeros(BIG), False)
+    a = q.get()
+    del a
+    gc.collect()
+    for arena in _store.store().arenas:
+        assert arena.stats()["reserved_bytes"] == 0
+    q.close()
+
+
+def test_unbounded_put_never_waits():
+    q = sluice.Queue()
+    n = 5000
+    for i in range(n):
+        q.put(i)
+    assert q.qsize() == n
+    assert [q.get(timeout=10) for _ in range(n)] == list(range(n))
+    q.close()
+
+
+def _echo(a, b):
+    while True:
+        x = a.get()
+        b.put(x)
+        if x is None:
+            return
+
+
+def test_processes(ctx):
+    a, b = ctx.Queue(), ctx.Queue(3)
+    p = ctx.Process(target=_echo, args=(a, b))
+    p.start()
+    objs = [0, "x" * 5000, np.arange(BIG), {"k": [np.ones(5), b"y" * BIG]}, None]
+    t = threading.Thread(target=lambda: [a.put(o) for o in objs])
+    t.start()
+    got = [b.get(timeout=30) for _ in objs]
+    t.join()
+    p.join(20)
+    assert p.exitcode == 0
+    assert got[0] == 0 and got[1] == "x" * 5000 and (got[2] == objs[2]).all()
+    assert got[3]["k"][1] == objs[3]["k"][1] and got[4] is None
+
+
+def _put_and_leave(q, n):
+    for i in range(n):
+        q.put(np.full(BIG, i))
+
+
+def test_producer_may_exit_before_get(ctx):
+    """As with multiprocessing.Queue: exit waits until what was put can be got."""
+    q = ctx.Queue()
+    p = ctx.Process(target=_put_and_leave, args=(q, 3))
+    p.start()
+    time.sleep(0.5)
+    for i in range(3):
+        a = q.get(timeout=30)
+        assert a[0] == a[-1] == i
+    p.join(20)
+    assert p.exitcode == 0
+    assert a[0] == 2, "memory of a producer that is gone stays"
+
+
+def _cancelled(q):
+    q.put(np.zeros(BIG))
+    q.cancel_join_thread()
+
+
+def test_cancel_join_thread():
+    ctx = sluice.context("fork")
+    q = ctx.Queue()
+    p = ctx.Process(target=_cancelled, args=(q,))
+    p.start()
+    p.join(20)
+    assert p.exitcode == 0
+
+
+def _consume(q, out, n):
+    for _ in range(n):
+        out.put(q.get()[0])
+
+
+def test_many_producers_and_consumers():
+    ctx = sluice.context("fork")
+    q, out = ctx.Queue(4), ctx.Queue()
+    n, workers = 40, 3
+    ps = [ctx.Process(target=_put_and_leave, args=(q, n)) for _ in range(workers)]
+    cs = [ctx.Process(target=_consume, args=(q, out, n)) for _ in range(workers)]
+    for p in ps + cs:
+        p.start()
+    got = sorted(int(out.get(timeout=60)) for _ in range(n * workers))
+    assert got == sorted(list(range(n)) * workers)
+    for p in ps + cs:
+        p.join(20)
+        assert p.exitcode == 0
+
+
+def _between(name, a, b):
+    if name == "first":
+        b.put(os.getpid())
+    else:
+        a.put(b.get(timeout=20))
+
+
+def test_children_only(ctx):
+    """A queue that its creator drops at once still connects its children."""
+    a, b = ctx.Queue(), ctx.Queue()
+    p1 = ctx.Process(target=_between, args=("first", a, b))
+    p2 = ctx.Process(target=_between, args=("second", a, b))
+    p1.start()
+    p2.start()
+    del b
+    assert a.get(timeout=30) == p1.pid
+    p1.join()
+    p2.join()
+
+
+def test_spill(monkeypatch):
+    """Without room in any arena an object goes through a file of its own, or put() raises."""
+    monkeypatch.setattr(_store.Store, "begin", lambda *a, **k: None)
+    before = fds()
+    q = sluice.Queue()
+    q.put(np.arange(BIG))
+    a = q.get(timeout=5)
+    assert (a == np.arange(BIG)).all()
+    assert q.stats()["objects"]["spilled: no room"] == 1
+    _store.store().reap_spills()
+    q.close()
+    assert fds() <= before + 4
+    q = sluice.Queue(fallback=False)
+    with pytest.raises(MemoryError, match="no arena had room for"):
+        q.put(np.arange(BIG))
+    q.close()
+
+
+def test_holders_are_named(monkeypatch):
+    budget = iter([80 << 20])
+    monkeypatch.setattr(_store, "memory_available", lambda: next(budget, 0))
+    monkeypatch.setattr(_store, "_store", None)
+    q = sluice.Queue(fallback=False, timeout=0.1)
+    kept = []
+    with pytest.raises(MemoryError, match=r"pid %d .* holds \d+ bytes" % os.getpid()):
+        for _ in range(20):
+            q.put(np.zeros(BIG))
+            kept.append(q.get(timeout=5))
+    q.close()
+
+
+def test_kept_batches_do_not_stall():
+    q = sluice.Queue()
+    kept = []
+    for i in range(30):
+        q.put(np.full(BIG, i, np.uint8))
+        kept.append(q.get(timeout=5))
+    assert [int(a[-1]) for a in kept] == list(range(30))
+    q.close()
+
+
+def test_pickled_outside_of_spawning():
+    q = sluice.Queue()
+    q2 = pickle.loads(pickle.dumps(q))
+    q.put(3)
+    assert q2.get(timeout=5) == 3
+    q.close()
+    q2.close()
+
+
+def _die(q, n):
+    for i in range(n):
+        q.put(np.full(BIG, i))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_producer_killed():
+    ctx = sluice.context("fork")
+    q = ctx.Queue()
+    p = ctx.Process(target=_die, args=(q, 2))
+    p.start()
+    assert q.get(timeout=20)[0] == 0
+    p.join()
+    assert q.get(timeout=20)[0] == 1, "what was published before a death is readable"
+    with pytest.raises(queue.Empty):
+        q.get(timeout=0.05)
+    q.put(5)
+    assert q.get(timeout=5) == 5
+    q.close()
+
+
+def test_consumer_killed():
+    ctx = sluice.context("fork")
+    a, b = ctx.Queue(), ctx.Queue()
+    for _ in range(3):
+        p = ctx.Process(target=_echo, args=(a, b))
+        p.start()
+        a.put(np.arange(BIG))
+        assert b.get(timeout=20).nbytes == 8 * BIG
+        p.kill()
+        p.join()
+        a.put(np.arange(BIG))  # nobody takes it; the next one does
+        p = ctx.Process(target=_echo, args=(a, b))
+        p.start()
+        assert b.get(timeout=20).nbytes == 8 * BIG
+        a.put(None)
+        assert b.get(timeout=20) is None
+        p.join(20)
+        assert p.exitcode == 0
+
+
+ORPHAN = """
+import os, signal, sys, time
+import numpy as np
+import sluice
+
+def work(q, r):
+    os.write(1, b"%%d\n" %% os.getpid())
+    while True:
+        r.put(np.zeros(1 << 20))
+        q.get()
+
+if __name__ == "__main__":
+    ctx = sluice.context("%s")
+    q, r = ctx.Queue(1), ctx.Queue(1)
+    ps = [ctx.Process(target=work, args=(q, r)) for _ in range(2)]
+    for p in ps:
+        p.start()
+    r.get()
+    r.get()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_main_killed(method, tmp_path):
+    path = tmp_path / "orphan.py"
+    path.write_text(ORPHAN % method)
+    before = set(os.listdir("/dev/shm"))
+    p = subprocess.run([sys.executable, str(path)], stdout=subprocess.PIPE, timeout=60)
+    assert p.returncode == -signal.SIGKILL
+    pids = [int(x) for x in p.stdout.split()]
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while any(os.path.exists("/proc/%d" % pid) for pid in pids):
+        assert time.monotonic() < until, "a worker outlived its parent"
+        time.sleep(0.05)
+    # multiprocessing's own semaphores, if any, are its tracker's business
+    assert not {x for x in set(os.listdir("/dev/shm")) - before if "sluice" in x}
+
+
+def test_nothing_left_open():
+    ctx = sluice.context("fork")
+
+    def once():
+        a, b = ctx.Queue(), ctx.Queue()
+        p = ctx.Process(target=_echo, args=(a, b))
+        p.start()
+        a.put(np.arange(BIG))
+        x = b.get(timeout=20)
+        a.put(None)
+        assert b.get(timeout=20) is None
+        p.join()
+        del x
+        a.close()
+        b.close()
+
+    for _ in range(3):
+        once()
+    gc.collect()
+    before = fds(), maps()
+    for _ in range(20):
+        once()
+    gc.collect()
+    assert (fds(), maps()) == before
+
+
+def test_ctrl_c_in_get():
+    q = sluice.Queue()
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        q.get(timeout=20)
+    q.close()

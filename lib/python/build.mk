@@ -37,8 +37,15 @@ wheel:
 	$(Q)mkdir -p $(B)/wheel
 	$(Q)$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w $(B)/wheel ./lib/python
 
+.PHONY: check-python
+check-python: python
+	$(Q)mkdir -p $(B)/check
+	$(Q)PYTHONPATH=$(B)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -X faulthandler -m pytest \
+		-q -p no:cacheprovider --tap $(B)/check/python.tap tests/python
+
 ifneq ($(wildcard $(PY_INC)/Python.h),)
 ALL += python
+CHECKS += check-python
 else
 NOTES += 'the Python package is left out: python3-dev is not installed.'
 endif

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """Results as TAP, in the file named by --tap; memory and processes looked after between tests."""
+import gc
 import multiprocessing
 import os
 import sys
@@ -53,6 +54,7 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def no_children_left():
     yield
+    gc.collect()
     for p in multiprocessing.active_children():
         p.join(5)
         assert not p.is_alive(), "%r is still running" % p

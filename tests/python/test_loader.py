@@ -40,7 +40,7 @@ class Map(Dataset):
 
     def __getitem__(self, i):
         s = sample(i)
-        return {"s": s, "np": s.image.numpy()[0], "f": i / 3}
+        return {"s": s, "np": s.image.numpy()[0].copy(), "f": i / 3}
 
 
 class Iter(IterableDataset):

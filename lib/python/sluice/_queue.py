@@ -72,6 +72,29 @@ def _control_channel(name, capacity):
     return arena, arena._channel(name, create=True, capacity=capacity, flags=_TX)
 
 
+_Adopted = collections.namedtuple("_Adopted", "ref batch channel source extent")
+
+
+def _extent_of(array):
+    """Where its elements stand: changes when an adopted tensor is resized or replaced in place."""
+    if hasattr(array, "data_ptr"):
+        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), array.requires_grad
+    return array.ctypes.data, array.shape, array.strides, array.dtype
+
+
+class _Handover:
+    """Stands for a batch being written: publish() queues a reference to one that exists."""
+
+    def __init__(self, entry):
+        self.entry = entry
+
+    def publish(self, timeout):
+        self.entry.channel.share(self.entry.batch, timeout, _alive)
+
+    def release(self):
+        pass
+
+
 # Channels that a child may not have opened yet: (endpoint, children that may).
 _limbo = []
 
@@ -141,6 +164,7 @@ class Queue:
         self._feeder = None
         self._lock = threading.Lock()
         self._counts = collections.Counter()
+        self._adopted = {}
         self._closed = False
         self._join = True
 
@@ -164,8 +188,41 @@ class Queue:
 
     # ------------------------------------------------------------------ put
 
+    def adopt(self, array):
+        """Move a tensor or an array to shared memory: putting the result hands it over uncopied.
+
+        As with torch's own sharing, every holder sees what is written to it later.
+        """
+        self._enter()
+        st = store()
+        plan = _sluice.encode(array, codec)
+        got = st.begin(self._uid, plan.nbytes + 256, self._timeout, _alive)
+        if got is None:
+            raise MemoryError("no arena has room for %d bytes: %s" % (plan.nbytes, st.holders()))
+        source, batch = got
+        batch.write(plan)
+        batch.seal()
+        shared = batch.decode(codec, False)
+        key = id(shared)
+        ref = weakref.ref(shared, lambda _: self._adopted.pop(key, None))
+        channel = st.channels[source[3], self._uid]
+        self._adopted[key] = _Adopted(ref, batch, channel, source, _extent_of(shared))
+        return shared
+
+    def _put_adopted(self, obj, block, timeout):
+        """Whether obj is one that was adopted and still is what it was then."""
+        entry = self._adopted.get(id(obj))
+        if entry is None or entry.ref() is not obj or entry.extent != _extent_of(obj):
+            return False
+        self._counts["handed over"] += 1
+        plan = _sluice.encode(entry.source, codec)
+        self._send(plan, _STORED, _Handover(entry), block, timeout)
+        return True
+
     def put(self, obj, block=True, timeout=None):
         self._enter()
+        if self._adopted and self._put_adopted(obj, block, timeout):
+            return
         st = store()
         ex = st.extent
         if ex is not None and ex.thread == threading.get_ident() and ex.used > 64:

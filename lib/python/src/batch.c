@@ -96,6 +96,11 @@ static struct sluice_batch *batch_held(struct py_batch *self)
 	return NULL;
 }
 
+struct sluice_batch *batch_held_of(PyObject *batch)
+{
+	return batch_held((struct py_batch *)batch);
+}
+
 static struct sluice_batch *batch_writing(struct py_batch *self)
 {
 	if (self->writing && self->gen == fork_gen)

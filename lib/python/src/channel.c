@@ -291,6 +291,34 @@ out:
 	Py_RETURN_NONE;
 }
 
+/* share(batch, timeout, alive): queue a reference to a batch that this process holds. */
+static PyObject *channel_share(struct py_channel *self, PyObject *args)
+{
+	PyObject *batch, *timeout = Py_None, *alive = Py_None;
+	struct sluice_batch *b;
+	uint64_t deadline;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!|OO", batch_type, &batch, &timeout, &alive) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	b = batch_held_of(batch);
+	if (!b || !channel_enter(self, deadline))
+		return NULL;
+	sluice_batch_retain(b); /* the object may be released while the GIL is away */
+	rc = sluice_batch_share(b, self->ch, 0);
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_batch_share(b, self->ch, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+	}
+	sluice_batch_release(b);
+	channel_leave(self);
+	if (!rc)
+		Py_RETURN_NONE;
+	return PyErr_Occurred() ? NULL : raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+}
+
 static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
 {
 	int rc;
@@ -388,6 +416,8 @@ static PyMethodDef channel_methods[] = {
 	{"begin", (PyCFunction)channel_begin, METH_VARARGS,
 	 "begin(nbytes, tensors=0, timeout=None): a batch to write."},
 	{"put", (PyCFunction)channel_put, METH_VARARGS, "put(plan, tag=0, timeout=None, alive=None)"},
+	{"share", (PyCFunction)channel_share, METH_VARARGS,
+	 "share(batch, timeout=None, alive=None): queue a reference to a held batch."},
 	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},
 	{"close", (PyCFunction)channel_close, METH_NOARGS, "Close this endpoint."},
 	{"stats", (PyCFunction)channel_stats, METH_NOARGS, "Counters of this endpoint."},

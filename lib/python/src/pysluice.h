@@ -100,6 +100,8 @@ PyObject *decode_item(struct anchor *an, const char *mem, uint64_t len, uint64_t
 PyObject *batch_new_held(struct arena_ref *ar, struct sluice_batch *b);
 PyObject *batch_new_writing(struct arena_ref *ar, struct sluice_batch *b);
 
+struct sluice_batch *batch_held_of(PyObject *batch); /* NULL with an exception */
+
 /* channel.c */
 PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_channel_opts *opts,
 		      bool create);

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""What the workload scripts share: rounds that alternate, medians, one JSON object."""
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+
+
+class Report:
+    def __init__(self, name, argv=None, **options):
+        ap = argparse.ArgumentParser(description=name)
+        ap.add_argument("--out", help="directory for the JSON result")
+        ap.add_argument("--rounds", type=int, default=3)
+        for key, value in options.items():
+            ap.add_argument("--" + key.replace("_", "-"), type=type(value), default=value)
+        self.args = ap.parse_args(argv)
+        self.name = name
+        self.rows = []
+
+    def alternate(self, forms, unit, **notes):
+        """Run every form once in each round; forms is {label: function that returns a rate}."""
+        got = {label: [] for label in forms}
+        skipped = {}
+        for _ in range(self.args.rounds):
+            for label, fn in forms.items():
+                if label in skipped:
+                    continue
+                try:
+                    got[label].append(fn())
+                except ImportError as e:
+                    skipped[label] = str(e)
+        for label, values in got.items():
+            row = {"form": label, "unit": unit, **notes}
+            if label in skipped:
+                row["skipped"] = skipped[label]
+            else:
+                row["median"] = statistics.median(values)
+                row["values"] = values
+            self.rows.append(row)
+            print(
+                "%-6s %-44s %s"
+                % (
+                    self.name,
+                    label + "".join(", %s=%s" % kv for kv in notes.items()),
+                    "skipped: " + skipped[label]
+                    if label in skipped
+                    else "%.3f %s" % (row["median"], unit),
+                ),
+                flush=True,
+            )
+        return {k: statistics.median(v) for k, v in got.items() if v}
+
+    def goal(self, text, value, bound, met):
+        self.rows.append({"goal": text, "value": value, "bound": bound, "met": bool(met)})
+        print("%-6s %-44s %.3f, goal %s: %s"
+              % (self.name, text, value, bound, "met" if met else "NOT MET"), flush=True)  # fmt: skip
+
+    def finish(self):
+        try:
+            import torch
+
+            versions = {"torch": torch.__version__}
+            if torch.cuda.is_available():
+                versions["gpu"] = torch.cuda.get_device_name(0)
+        except ImportError:
+            versions = {}
+        import numpy
+
+        import sluice
+
+        doc = {
+            "workload": self.name,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)),
+            "load": os.getloadavg()[0],
+            "versions": {
+                "python": platform.python_version(),
+                "numpy": numpy.__version__,
+                "sluice": sluice.__version__,
+                **versions,
+            },
+            "rows": self.rows,
+        }
+        if self.args.out:
+            os.makedirs(self.args.out, exist_ok=True)
+            with open(os.path.join(self.args.out, self.name.lower() + ".json"), "w") as f:
+                json.dump(doc, f, indent=1)
+                f.write("\n")
+
+
+def memcpy_rate(nbytes, seconds=0.3):
+    """Copies a second of a block of this size, warm destination: the physical limit of one core."""
+    import numpy
+
+    a = numpy.ones(nbytes, numpy.uint8)
+    b = numpy.zeros(nbytes, numpy.uint8)
+    n, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        numpy.copyto(b, a)
+        n += 1
+    return n / (time.perf_counter() - begun)

@@ -43,6 +43,11 @@ check-python: python
 	$(Q)PYTHONPATH=$(B)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -X faulthandler -m pytest \
 		-q -p no:cacheprovider --tap $(B)/check/python.tap tests/python
 
+# Stock and sluice in one run; the rows that need a GPU say so where there is none.
+.PHONY: bench-torch bench-torch-gpu
+bench-torch bench-torch-gpu: python
+	$(Q)PYTHONPATH=$(abspath $(B)/python) PYTHON=$(PYTHON) tests/bench/torch/all.sh $(B)/bench/torch
+
 ifneq ($(wildcard $(PY_INC)/Python.h),)
 ALL += python
 CHECKS += check-python

@@ -1,0 +1,35 @@
+#!/bin/sh
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#
+# all.sh DIRECTORY - every workload, stock and sluice side by side; JSON and a log into DIRECTORY
+#
+# Each workload has a time limit of its own, so that all of them end within nine minutes whatever
+# one of them does.  PYTHON chooses the interpreter, PYTHONPATH says where the package is.
+set -u
+out=${1:?usage: all.sh DIRECTORY}
+here=$(dirname "$0")
+python=${PYTHON:-python3}
+mkdir -p "$out"
+cpus=$(nproc)
+if [ "$cpus" -ge 8 ]; then workers=8; else workers=$cpus; fi
+status=0
+
+workload()
+{
+	limit=$1 name=$2
+	shift 2
+	timeout -k 5 "$limit" "$python" "$here/$name.py" --out "$out" "$@" >>"$out/log" 2>&1 ||
+		{ echo "$name ended with $?" >>"$out/log"; status=1; }
+}
+
+: >"$out/log"
+workload 60 w1 --rounds 2 --seconds 0.7
+workload 50 w2 --rounds 3 --seconds 1 --workers "$workers"
+workload 120 w3 --rounds 2 --seconds 2 --workers "$workers"
+workload 40 w4 --rounds 2 --seconds 2 --workers "$workers"
+workload 60 w6 --rounds 1 --seconds 4 --workers "$workers"
+workload 80 w7 --rounds 1 --seconds 5
+workload 100 w8 --rounds 1
+workload 30 w9 --rounds 2 --seconds 0.7
+cat "$out/log"
+exit $status

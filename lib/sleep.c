@@ -266,8 +266,11 @@ int sleep_descriptor(struct sluice_channel *ch)
 		err = ch->a->ops->bell_open(ch);
 		if (err)
 			return err;
-		if (ch->mode == SLEEP_URING_FUTEX)
+		if (ch->mode == SLEEP_URING_FUTEX) {
+			/* What is armed waits on the futex, which nobody rings any more. */
 			ch->mode = SLEEP_URING_POLL;
+			ch->sleeper->bell_armed = false;
+		}
 	}
 	ch->poll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (ch->poll_fd < 0 || epoll_ctl(ch->poll_fd, EPOLL_CTL_ADD, ch->bell_fd, &ev) ||

@@ -344,6 +344,35 @@ TEST_F(doorbell, works_where_io_uring_is_refused)
 	EXPECT_EQ(0, child_wait(pid));
 }
 
+/* What is armed from an earlier sleep waits on a bell that is not rung any more. */
+TEST_F(doorbell, blocking_works_after_the_descriptor_was_taken)
+{
+	struct sluice_channel *p = channel_new(self->a, "c", 4, SLUICE_CHANNEL_PRODUCE);
+	struct gate ready;
+	pid_t pid;
+
+	ASSERT_NE(NULL, p);
+	gate_init(&ready);
+	CHILD(pid) {
+		struct sluice_arena *a = arena_child(self->a);
+		struct sluice_channel *c =
+			channel_join(a, "c", SLUICE_CHANNEL_CONSUME | variant->flags);
+
+		CHECK(c);
+		CHECK(batch_recv(c, NULL, 10 * MSEC) == -ETIMEDOUT);
+		CHECK(sluice_channel_pollfd(c) >= 0);
+		gate_open(&ready);
+		CHECK_OK(batch_recv(c, NULL, SLUICE_FOREVER));
+		sluice_channel_close(c);
+		sluice_arena_detach(a);
+	}
+	gate_pass(&ready);
+	child_wait_asleep(pid);
+	ASSERT_EQ(0, batch_send(p, 8, 1, LONG_WAIT));
+	EXPECT_EQ(0, child_wait(pid));
+	sluice_channel_close(p);
+}
+
 /* A sleeper is not woken by what is not for it, and does not miss what is. */
 TEST_F(doorbell, no_wake_up_is_lost)
 {

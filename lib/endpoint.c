@@ -52,15 +52,6 @@ static int cells_find(struct sluice_arena *a, uint32_t capacity, uint32_t *first
 	return 0;
 }
 
-static bool maps_empty(const shm_u64 *map)
-{
-	uint64_t any = 0;
-
-	for (unsigned int i = 0; i < SHM_MAP_WORDS; i++)
-		any |= ld_acq(&map[i]); /* pairs with map_clear() in endpoint_retire() */
-	return !any;
-}
-
 static void channel_destroy(struct sluice_arena *a, unsigned int index)
 {
 	struct shm_channel *c = &a->channels[index];
@@ -85,7 +76,7 @@ void channels_sweep(struct sluice_arena *a)
 	for (unsigned int i = 0; i < SLUICE_MAX_CHANNELS; i++) {
 		struct shm_channel *c = &a->channels[i];
 
-		if (ld_rlx(&c->open) && maps_empty(c->consumers) && maps_empty(c->producers))
+		if (ld_rlx(&c->open) && !map_any(c->consumers) && !map_any(c->producers))
 			channel_destroy(a, i);
 	}
 }
@@ -109,12 +100,20 @@ void endpoint_retire(struct sluice_arena *a, unsigned int number, bool died)
 		if (ld_rlx(&c->producers[number / 64]) >> number % 64 & 1)
 			st_rlx(&c->last_producer_died, died);
 		CRASH_POINT("retire_before_members");
-		/* Release: who sees the map empty sees last_producer_died, and what was published. */
+		/* Who sees the map empty sees last_producer_died, and what was published. */
 		map_clear(c->producers, number);
 		map_clear(c->consumers, number);
 	}
 	CRASH_POINT("retire_before_free");
 	st_rel(&ep->word, 0); /* pairs with the claim in endpoint_claim() */
+}
+
+/* In the map first: whoever is counted and not in the map is taken to have left (side_gone()). */
+static void member_join(struct sluice_channel *ch, shm_u64 *members, shm_u32 *joins)
+{
+	map_set(members, ch->number);
+	CRASH_POINT("open_before_count");
+	st_rel(joins, ld_rlx(joins) + 1);
 }
 
 static int endpoint_claim(struct sluice_channel *ch)
@@ -140,14 +139,10 @@ static int endpoint_claim(struct sluice_channel *ch)
 	st_rlx(&ch->ep->need, 0);
 	st_rel(&ch->ep->word, endpoint_word(ENDPOINT_OPEN, ch->flags, a->slot, ch->index));
 	CRASH_POINT("open_claimed");
-	if (ch->flags & SLUICE_CHANNEL_PRODUCE) {
-		st_rlx(&c->had_producer, 1);
-		map_set(c->producers, i);
-	}
-	if (ch->flags & SLUICE_CHANNEL_CONSUME) {
-		st_rlx(&c->had_consumer, 1);
-		map_set(c->consumers, i);
-	}
+	if (ch->flags & SLUICE_CHANNEL_PRODUCE)
+		member_join(ch, c->producers, &c->producer_joins);
+	if (ch->flags & SLUICE_CHANNEL_CONSUME)
+		member_join(ch, c->consumers, &c->consumer_joins);
 	return 0;
 }
 

@@ -186,8 +186,8 @@ struct shm_channel {
 	_Alignas(SHM_LINE) shm_u64 consumers[SHM_MAP_WORDS];
 	shm_u64 producers[SHM_MAP_WORDS];
 	_Alignas(SHM_LINE) shm_u32 closing; /* no push from now on */
-	shm_u32 had_producer;
-	shm_u32 had_consumer;
+	shm_u32 producer_joins; /* under the lock: endpoints that were ever opened */
+	shm_u32 consumer_joins;
 	shm_u32 last_producer_died;
 	_Alignas(SHM_LINE) struct shm_stats retired; /* of endpoints that are gone */
 };

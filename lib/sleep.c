@@ -39,7 +39,7 @@ bool map_any(shm_u64 *map)
 	uint64_t any = 0;
 
 	for (unsigned int i = 0; i < SHM_MAP_WORDS; i++)
-		any |= ld_sc(&map[i]); /* W2, the read: pairs with S1 in map_set() */
+		any |= ld_sc(&map[i]); /* W2 or S2: pairs with map_set(), map_clear() */
 	return any;
 }
 

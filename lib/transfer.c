@@ -23,24 +23,26 @@ static void count_wait(struct sluice_channel *ch, shm_u64 *waits, shm_u64 *wait_
 		USDT3(space_wait, ns, ch->a->hdr.arena_id, ch->index);
 }
 
-static bool map_empty(shm_u64 *map)
+/*
+ * Has everybody gone who ever joined this side?  The map is several words: unless nobody has joined
+ * meanwhile, a successor may stand in one that was read before it came.
+ */
+static bool side_gone(const struct sluice_channel *ch, shm_u32 *joins, shm_u64 *members)
 {
-	uint64_t any = 0;
+	uint32_t n = ld_acq(joins); /* pairs with endpoint_claim(): who is counted was in the map */
 
-	for (unsigned int i = 0; i < SHM_MAP_WORDS; i++)
-		any |= ld_acq(&map[i]); /* pairs with map_clear() in endpoint_retire() */
-	return !any;
+	return !ch->keep_open && n && !map_any(members) && ld_acq(joins) == n;
 }
 
 /* Every producer that there was has gone: nothing comes any more once the ring is empty. */
 static bool producers_gone(const struct sluice_channel *ch)
 {
-	return !ch->keep_open && ld_rlx(&ch->shm->had_producer) && map_empty(ch->shm->producers);
+	return side_gone(ch, &ch->shm->producer_joins, ch->shm->producers);
 }
 
 static bool consumers_gone(const struct sluice_channel *ch)
 {
-	return !ch->keep_open && ld_rlx(&ch->shm->had_consumer) && map_empty(ch->shm->consumers);
+	return side_gone(ch, &ch->shm->consumer_joins, ch->shm->consumers);
 }
 
 static bool ready_to_consume(struct sluice_channel *ch)

@@ -60,10 +60,16 @@ static void event_write(struct sluice_arena *a, unsigned int slot, uint64_t word
 	int sig = 0, code = -1;
 	struct shm_event *e;
 
-	for (unsigned int i = 0; i < SHM_NEVENTS; i++)
-		if (ld_rlx(&a->events[i].number) &&
-		    peer_id(ld_rlx(&a->events[i].peer_word)) == peer_id(word))
-			return; /* the recoverer before us wrote it */
+	for (unsigned int i = 0; i < SHM_NEVENTS; i++) {
+		uint64_t number = ld_rlx(&a->events[i].number);
+
+		if (!number || peer_id(ld_rlx(&a->events[i].peer_word)) != peer_id(word))
+			continue;
+		/* The recoverer before us wrote it, and may not have come to count it. */
+		if (number == n + 1)
+			st_rel(&a->root->events, number); /* pairs with event_read() */
+		return;
+	}
 	a->ops->death_reason(a, peer_pid(word), &sig, &code);
 	e = &a->events[n % SHM_NEVENTS];
 	st_rlx(&e->number, 0);
@@ -76,6 +82,7 @@ static void event_write(struct sluice_arena *a, unsigned int slot, uint64_t word
 	st_rlx(&e->time_ns, now_ns());
 	CRASH_POINT("recover_before_event");
 	st_rlx(&e->number, n + 1);
+	CRASH_POINT("recover_before_count");
 	st_rel(&a->root->events, n + 1); /* pairs with event_read() */
 }
 

@@ -247,8 +247,10 @@ int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns
 
 	for (;;) {
 		err = extent_alloc(a, nblocks, rung, deadline, found);
-		if (rung && (!err || err == -ENOSPC))
-			wake_one(a, map, found->largest, ch->stats);
+		/* Without the lock nothing is known about what is left. */
+		if (rung)
+			wake_one(a, map, !err || err == -ENOSPC ? found->largest : UINT64_MAX,
+				 ch->stats);
 		if (err != -ENOSPC || last || !timeout_ns)
 			break;
 		err = publish_refused(ch);

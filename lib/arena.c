@@ -101,6 +101,7 @@ static struct sluice_arena *arena_new(void)
 	}
 	a->region.ctl_fd = a->region.data_fd = -1;
 	a->watch_fd = a->event_fd = a->peer_fd = -1;
+	a->event_poll = a->event_tell = -1;
 	a->slot = SHM_NONE;
 	pthread_mutex_init(&a->watch_lock, NULL);
 	pthread_mutex_init(&a->pool_lock, NULL);
@@ -115,6 +116,10 @@ static void arena_free(struct sluice_arena *a)
 		a->pool = b->next;
 		sluice_manifest_fini(&b->manifest);
 		free(b);
+	}
+	if (a->event_poll >= 0) {
+		close(a->event_poll);
+		close(a->event_tell);
 	}
 	if (a->region.ctl && a->ops)
 		a->ops->detach(&a->region);

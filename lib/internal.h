@@ -127,6 +127,9 @@ struct sluice_arena {
 	struct peer_watch watch[SLUICE_MAX_PEERS];
 	int watch_fd; /* polls readable when a peer may have died */
 	int event_fd; /* memfd: the bell for joins and recoveries, in watch_fd */
+	int event_poll; /* polls watch_fd and event_tell, for who waits for events */
+	_Atomic int event_tell; /* eventfd: some thread has seen to a death */
+	shm_u64 events_told; /* private, as the two below */
 	shm_u32 joins_seen; /* private; atomic because threads share the handle */
 	shm_u32 missed; /* a watch was closed on a peer that others recovered */
 	shm_u64 last_look_ns;

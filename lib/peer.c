@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -127,6 +129,7 @@ int peer_join(struct sluice_arena *a)
 	atomic_fetch_add_explicit(&a->root->joins, 1, memory_order_seq_cst);
 	wake_everybody(a);
 	a->events_seen = ld_acq(&a->root->events);
+	st_rlx(&a->events_told, a->events_seen);
 	peer_watch_all(a);
 	return 0;
 }
@@ -186,6 +189,22 @@ static void recover_list(struct sluice_arena *a, const struct dead_list *dead)
 		wake_ourselves(a);
 }
 
+/*
+ * The thread that took the notice need not be the one that waits for events, whose descriptor is
+ * then silent again.
+ */
+static void event_tell(struct sluice_arena *a)
+{
+	uint64_t one = 1, events = ld_acq(&a->root->events); /* pairs with event_write() */
+	int fd = atomic_load_explicit(&a->event_tell, memory_order_acquire);
+
+	if (fd < 0 || events == ld_rlx(&a->events_told))
+		return;
+	st_rlx(&a->events_told, events);
+	if (write(fd, &one, sizeof(one)) < 0)
+		sluice_log(SLUICE_LOG_DEBUG, "an eventfd is full: its reader is told already");
+}
+
 void peer_watch_all(struct sluice_arena *a)
 {
 	uint32_t joins = atomic_load_explicit(&a->root->joins, memory_order_seq_cst);
@@ -210,6 +229,7 @@ void peer_watch_all(struct sluice_arena *a)
 	recover_list(a, &dead);
 	if (missed)
 		wake_ourselves(a);
+	event_tell(a);
 }
 
 struct collect {
@@ -238,6 +258,9 @@ void peer_collect(struct sluice_arena *a)
 	a->ops->collect(a, collect_one, &c);
 	pthread_mutex_unlock(&a->watch_lock);
 	recover_list(a, &c.dead);
+	/* The notice may have been that of a join, for all threads. */
+	peer_watch_all(a);
+	event_tell(a);
 }
 
 /* Called by operations that may go on for ever without sleeping. */
@@ -298,16 +321,50 @@ static int event_read(struct sluice_arena *a, struct sluice_event *out)
 	return info_copy(out, &ev, sizeof(ev), "sluice_event");
 }
 
+/* The descriptors of who waits for events, opened when first wanted. */
+static int event_poll_open(struct sluice_arena *a)
+{
+	struct epoll_event ev = {.events = EPOLLIN};
+	int ep, tell, err;
+
+	if (a->event_poll >= 0)
+		return 0;
+	ep = epoll_create1(EPOLL_CLOEXEC);
+	tell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (ep < 0 || tell < 0 || epoll_ctl(ep, EPOLL_CTL_ADD, tell, &ev) ||
+	    epoll_ctl(ep, EPOLL_CTL_ADD, a->watch_fd, &ev)) {
+		err = errno;
+		if (ep >= 0)
+			close(ep);
+		if (tell >= 0)
+			close(tell);
+		return sluice_fail(err, "arena %016llx: no descriptor for events: %s",
+				   (unsigned long long)a->hdr.arena_id, strerror(err));
+	}
+	a->event_poll = ep;
+	atomic_store_explicit(&a->event_tell, tell, memory_order_release);
+	return 0;
+}
+
 static int event_prepare(struct sluice_arena *a)
 {
 	int err = arena_check(a);
 
-	if (!err && a->ops->event_open) {
-		pthread_mutex_lock(&a->watch_lock);
+	if (err)
+		return err;
+	pthread_mutex_lock(&a->watch_lock);
+	if (a->ops->event_open)
 		err = a->ops->event_open(a);
-		pthread_mutex_unlock(&a->watch_lock);
-	}
+	if (!err)
+		err = event_poll_open(a);
+	pthread_mutex_unlock(&a->watch_lock);
 	return err;
+}
+
+static int event_none(const struct sluice_arena *a, int err, const char *until)
+{
+	return sluice_fail(err, "arena %016llx: no event %s", (unsigned long long)a->hdr.arena_id,
+			   until);
 }
 
 int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t timeout_ns)
@@ -316,26 +373,32 @@ int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t 
 	int err = event_prepare(a);
 
 	while (!err) {
-		struct pollfd p = {.fd = a->watch_fd, .events = POLLIN};
+		struct pollfd p = {.fd = a->event_poll, .events = POLLIN};
 		struct timespec left, *ts = NULL;
+		uint64_t told;
 
+		if (read(a->event_tell, &told, sizeof(told)) < 0 && errno != EAGAIN)
+			return sluice_fail(errno, "arena %016llx: its eventfd: %s",
+					   (unsigned long long)a->hdr.arena_id, strerror(errno));
 		peer_watch_all(a);
 		peer_collect(a);
 		err = event_read(a, ev);
-		if (err != -EAGAIN || deadline == 0)
+		if (err != -EAGAIN)
 			break;
+		if (deadline == 0)
+			return event_none(a, EAGAIN, "now");
 		err = 0;
 		if (deadline != SLUICE_FOREVER) {
 			uint64_t now = now_ns();
 
 			if (now >= deadline)
-				return -ETIMEDOUT;
+				return event_none(a, ETIMEDOUT, "until the timeout");
 			left.tv_sec = (time_t)((deadline - now) / 1000000000);
 			left.tv_nsec = (long)((deadline - now) % 1000000000);
 			ts = &left;
 		}
 		if (ppoll(&p, 1, ts, NULL) < 0)
-			return -errno;
+			return event_none(a, errno, "until a signal came");
 	}
 	return err;
 }
@@ -347,5 +410,6 @@ int sluice_event_fd(struct sluice_arena *a)
 	if (err)
 		return err;
 	peer_watch_all(a);
-	return a->watch_fd;
+	event_tell(a);
+	return a->event_poll;
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Peers that are killed, stopped or gone: what the others see, and what they get back. */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "util.h"
 
 #include <kselftest_harness.h>
@@ -145,6 +148,45 @@ TEST_F(death, event_descriptor)
 }
 
 /* Asked for by nobody: the first call of anything on the way notices. */
+static atomic_bool enough;
+
+static void *recv_all(void *ch)
+{
+	while (!enough)
+		batch_recv(ch, NULL, SLUICE_FOREVER);
+	return NULL;
+}
+
+/* The thread that sleeps in the channel may take the notice first. */
+TEST_F(death, event_comes_whichever_thread_sees_the_death)
+{
+	struct sluice_channel *c =
+		channel_new(self->a, "c", 4, SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_KEEP_OPEN);
+	struct sluice_channel *p = channel_join(self->a, "c", SLUICE_CHANNEL_PRODUCE);
+	pthread_t t;
+	pid_t pid;
+
+	ASSERT_NE(NULL, c);
+	ASSERT_NE(NULL, p);
+	ASSERT_EQ(0, pthread_create(&t, NULL, recv_all, c));
+	for (unsigned int i = scaled(100); i; i--) {
+		CHILD(pid) {
+			arena_child(self->a);
+			gate_open(&self->ready);
+			pause();
+		}
+		gate_pass(&self->ready);
+		kill(pid, SIGKILL);
+		ASSERT_EQ((uint32_t)pid, event_next(self->a, SLUICE_FOREVER).pid);
+		ASSERT_NE(0, child_wait(pid));
+	}
+	enough = true;
+	ASSERT_EQ(0, batch_send(p, 8, 0, LONG_WAIT));
+	ASSERT_EQ(0, pthread_join(t, NULL));
+	sluice_channel_close(p);
+	sluice_channel_close(c);
+}
+
 TEST_F(death, every_survivor_gets_the_event)
 {
 	struct gate killed;

@@ -204,7 +204,7 @@ static void memfd_leave(struct sluice_arena *a)
 
 static int memfd_watch(struct sluice_arena *a, unsigned int slot, uint64_t word)
 {
-	uint64_t start = ld_rlx(&a->peers[slot].start_time);
+	uint64_t found, start = ld_rlx(&a->peers[slot].start_time);
 	struct epoll_event ev = {.events = EPOLLIN, .data.u32 = slot};
 	uint32_t pid = peer_pid(word);
 	int fd, err;
@@ -216,7 +216,8 @@ static int memfd_watch(struct sluice_arena *a, unsigned int slot, uint64_t word)
 	if (fd < 0)
 		return -errno;
 	/* The pid may belong to somebody else by now. */
-	if (start && peer_start_time(pid) && peer_start_time(pid) != start) {
+	found = start ? peer_start_time(pid) : 0;
+	if (found && found != start) {
 		close(fd);
 		return -ESRCH;
 	}

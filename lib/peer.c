@@ -145,8 +145,8 @@ void peer_leave(struct sluice_arena *a)
 	pthread_mutex_unlock(&a->watch_lock);
 }
 
-/* Watch what stands in a slot; true when it turns out to be dead. */
-static bool watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
+/* Watch what stands in a slot: -ESRCH when it turns out to be dead, or why it cannot be watched. */
+static int watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
 {
 	struct peer_watch *w = &a->watch[slot];
 	int err;
@@ -158,17 +158,14 @@ static bool watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
 		st_rlx(&a->missed, 1);
 	}
 	if (w->word || peer_state(word) == PEER_FREE || slot == a->slot)
-		return false;
+		return 0;
 	err = a->ops->watch(a, slot, word);
-	if (err == -ESRCH)
-		return true;
-	if (err) {
+	if (!err)
+		w->word = word;
+	else if (err != -ESRCH)
 		sluice_log(SLUICE_LOG_WARN, "peer %u (pid %u): cannot be watched: %s",
 			   peer_id(word), peer_pid(word), strerror(-err));
-		return false;
-	}
-	w->word = word;
-	return false;
+	return err;
 }
 
 struct dead_list {
@@ -210,20 +207,25 @@ void peer_watch_all(struct sluice_arena *a)
 	uint32_t joins = atomic_load_explicit(&a->root->joins, memory_order_seq_cst);
 	struct dead_list dead;
 	uint32_t missed;
+	bool all = true;
 
-	if (joins == ld_rlx(&a->joins_seen))
+	if (joins == ld_rlx(&a->joins_seen) && !ld_rlx(&a->missed))
 		return;
 	dead.n = 0;
 	pthread_mutex_lock(&a->watch_lock);
 	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++) {
 		uint64_t word = ld_acq(&a->peers[i].word);
+		int err = watch_slot(a, i, word);
 
-		if (watch_slot(a, i, word)) {
+		if (err == -ESRCH) {
 			dead.slot[dead.n] = i;
 			dead.word[dead.n++] = word;
+		} else if (err) {
+			all = false;
 		}
 	}
-	st_rlx(&a->joins_seen, joins);
+	/* Out of descriptors, perhaps: try again before the next sleep. */
+	st_rlx(&a->joins_seen, all ? joins : joins - 1);
 	missed = atomic_exchange_explicit(&a->missed, 0, memory_order_relaxed);
 	pthread_mutex_unlock(&a->watch_lock);
 	recover_list(a, &dead);
@@ -286,7 +288,8 @@ bool peer_gone(struct sluice_arena *a, unsigned int slot)
 	if (peer_state(word) == PEER_FREE)
 		return true;
 	pthread_mutex_lock(&a->watch_lock);
-	gone = watch_slot(a, slot, word) || (a->watch[slot].word && a->ops->is_dead(a, slot));
+	gone = watch_slot(a, slot, word) == -ESRCH ||
+	       (a->watch[slot].word && a->ops->is_dead(a, slot));
 	pthread_mutex_unlock(&a->watch_lock);
 	return gone;
 }

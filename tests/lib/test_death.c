@@ -2,6 +2,7 @@
 /* Peers that are killed, stopped or gone: what the others see, and what they get back. */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 
 #include "util.h"
 
@@ -185,6 +186,46 @@ TEST_F(death, event_comes_whichever_thread_sees_the_death)
 	ASSERT_EQ(0, pthread_join(t, NULL));
 	sluice_channel_close(p);
 	sluice_channel_close(c);
+}
+
+/* A peer that could not be watched when it joined is watched as soon as it can be. */
+TEST_F(death, is_seen_after_descriptors_ran_out)
+{
+	struct gate joined, tried;
+	pid_t pid, observer;
+
+	gate_init(&joined);
+	gate_init(&tried);
+	CHILD(observer) {
+		struct sluice_arena *a = arena_child(self->a);
+		struct sluice_channel *c = channel_new(a, "c", 4, 0);
+		struct rlimit few, most;
+
+		CHECK(c);
+		CHECK(sluice_event_fd(a) >= 0);
+		CHECK(batch_recv(c, NULL, MSEC) == -ETIMEDOUT);
+		gate_open(&self->ready);
+		gate_pass(&joined);
+		CHECK_OK(getrlimit(RLIMIT_NOFILE, &most));
+		few = most;
+		few.rlim_cur = 3;
+		CHECK_OK(setrlimit(RLIMIT_NOFILE, &few));
+		CHECK(batch_recv(c, NULL, MSEC) == -ETIMEDOUT);
+		CHECK_OK(setrlimit(RLIMIT_NOFILE, &most));
+		gate_open(&tried);
+		CHECK(event_next(a, LONG_WAIT).type == SLUICE_EVENT_PEER_DEAD);
+		sluice_channel_close(c);
+		sluice_arena_detach(a);
+	}
+	gate_pass(&self->ready);
+	CHILD(pid) {
+		arena_child(self->a);
+		gate_open(&joined);
+		pause();
+	}
+	gate_pass(&tried);
+	child_kill(pid);
+	EXPECT_EQ(0, child_wait(observer));
 }
 
 TEST_F(death, every_survivor_gets_the_event)

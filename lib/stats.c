@@ -176,8 +176,9 @@ int sluice_peer_list(struct sluice_arena *a, struct sluice_peer_info *peers, uns
 			.sz = sz,
 			.id = peer_id(w),
 			.pid = peer_pid(w),
-			.state = peer_state(w) == PEER_RECOVERING ? SLUICE_PEER_DEAD
-								  : SLUICE_PEER_ALIVE,
+			.state = peer_state(w) != PEER_RECOVERING ? SLUICE_PEER_ALIVE
+				 : peer_by(w) == i		  ? SLUICE_PEER_LEFT
+								  : SLUICE_PEER_DEAD,
 			.role = ld_rlx(&p->role),
 			.extents = h[i].extents,
 			.bytes = h[i].bytes,

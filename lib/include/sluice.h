@@ -11,6 +11,9 @@
  * - Timeouts are in nanoseconds: 0 does not wait (-EAGAIN), SLUICE_FOREVER waits for ever, anything
  *   else is relative (-ETIMEDOUT).  OR-ing SLUICE_ABSTIME makes it a CLOCK_MONOTONIC time.
  * - The library never prints, never exits and installs no signal handler.
+ * - Any thread may use an arena, and retain or release a batch.  An endpoint, and a batch that is
+ *   being written, belong to one thread at a time, and so does reading events.
+ * - -EINTR may also come without a handler, when the process was stopped and continued.
  * - After fork() the child must call sluice_arena_reattach() first; any other call on an inherited
  *   handle fails with -ECHILD.
  */
@@ -167,7 +170,8 @@ struct sluice_attach_opts {
  * same user.  Between users, or without /proc, use sluice_arena_send() and sluice_arena_recv().
  *
  * Return: 0; -EPROTO (versions differ: the sentence has both), -EBADF (no arena), -EUCLEAN (the
- * header is damaged), -EXDEV (another pid namespace, memfd only), -EUSERS (SLUICE_MAX_PEERS).
+ * header is damaged), -EXDEV (another pid namespace, memfd only), -EUSERS (SLUICE_MAX_PEERS),
+ * -ENOENT (the second descriptor cannot be found), -EACCES (it is read-only, the role is not).
  */
 int sluice_arena_attach(struct sluice_arena **out, int fd, const struct sluice_attach_opts *opts);
 
@@ -211,6 +215,10 @@ int sluice_arena_data_fd(const struct sluice_arena *a);
  * @a: the arena
  * @sock: a connected stream, seqpacket or datagram socket
  * @role: SLUICE_ROLE_CONSUMER passes descriptors that cannot be made writable (data region)
+ *
+ * Blocks as @sock does.  The descriptors stay the sender's.
+ *
+ * Return: 0, or what sendmsg() failed with.
  */
 int sluice_arena_send(struct sluice_arena *a, int sock, enum sluice_role role);
 
@@ -219,6 +227,11 @@ int sluice_arena_send(struct sluice_arena *a, int sock, enum sluice_role role);
  * @out: the handle
  * @sock: the other end
  * @role: what to attach as; not more than what was sent
+ *
+ * Blocks as @sock does.
+ *
+ * Return: 0; -EPROTO (something else came, or the other end is closed), what recvmsg() failed with,
+ * or as sluice_arena_attach().
  */
 int sluice_arena_recv(struct sluice_arena **out, int sock, enum sluice_role role);
 
@@ -299,6 +312,8 @@ struct sluice_arena_usage {
  * sluice_arena_usage - walk the block table
  * @a: the arena
  * @usage: filled up to usage->sz; a snapshot that others change while it is taken
+ *
+ * Return: 0; -ETIMEDOUT (the allocator lock could not be had for 1 s), -EUCLEAN.
  */
 int sluice_arena_usage(struct sluice_arena *a, struct sluice_arena_usage *usage);
 
@@ -306,8 +321,8 @@ int sluice_arena_usage(struct sluice_arena *a, struct sluice_arena_usage *usage)
 
 enum sluice_peer_state {
 	SLUICE_PEER_ALIVE = 1,
-	SLUICE_PEER_LEFT,
-	SLUICE_PEER_DEAD,
+	SLUICE_PEER_LEFT, /* is leaving */
+	SLUICE_PEER_DEAD, /* what it had is being taken back */
 };
 
 /**
@@ -462,7 +477,7 @@ void sluice_channel_close(struct sluice_channel *ch);
  * @ch: any endpoint
  *
  * Nothing can be published from now on (-ESHUTDOWN); consumers still get what is queued, then the
- * end of the stream.
+ * end of the stream.  There is no way back.
  */
 int sluice_channel_shutdown(struct sluice_channel *ch);
 
@@ -477,7 +492,7 @@ int sluice_channel_shutdown(struct sluice_channel *ch);
  * Return: 0; -EAGAIN or -ETIMEDOUT; -ENODATA at the end of the stream; -EOWNERDEAD at the end of a
  * stream whose last producer died instead of closing (the batch it was writing is missing);
  * -EINTR; -EBADMSG (a peer published garbage: that batch was dropped, the channel goes on);
- * -EUCLEAN (the control region is damaged).
+ * -ENOMEM (for the handle: likewise); -EUCLEAN (the control region is damaged).
  */
 int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, uint64_t timeout_ns);
 
@@ -494,6 +509,9 @@ int sluice_channel_pollfd(struct sluice_channel *ch);
 /**
  * sluice_channel_arm - ask for a doorbell
  * @ch: the endpoint
+ *
+ * An endpoint that consumes asks for batches; one that only produces, for room in the channel (not
+ * in the arena).  It lasts until the descriptor polls readable or the next call with this endpoint.
  *
  * Return: 1 when there is something to do now (a batch, room, or the end): call
  * sluice_channel_next() or publish with timeout 0 instead of sleeping; 0 when the descriptor of
@@ -662,8 +680,8 @@ int sluice_batch_begin_opts(struct sluice_channel *ch, struct sluice_batch **out
  * @shape: @ndim extents
  * @strides: in elements; NULL for row-major and contiguous
  *
- * Return: where to write the elements, or NULL with errno -EINVAL, -ENOSPC (does not fit what was
- * reserved: the sentence says by how much), -EROFS (already published).  For an empty tensor
+ * Return: where to write the elements, or NULL with errno EINVAL, ENOSPC (does not fit what was
+ * reserved: the sentence says by how much), EROFS (already published), ENOMEM.  For an empty tensor
  * the address is valid and must not be written to.
  */
 void *sluice_batch_tensor_add(struct sluice_batch *b, const char *name, struct sluice_dtype dtype,
@@ -745,6 +763,8 @@ void sluice_batch_abort(struct sluice_batch *b);
  * sluice_batch_seal - finish writing without queueing
  * @b: a batch being written; it becomes one that is held, as if it had come from
  *	sluice_channel_next(), for sluice_batch_share() and sluice_batch_forward()
+ *
+ * Return: 0; -EROFS, -ENOMEM, -EUCLEAN; then @b is as it was.
  */
 int sluice_batch_seal(struct sluice_batch *b);
 
@@ -765,6 +785,9 @@ int sluice_batch_share(struct sluice_batch *b, struct sluice_channel *ch, uint64
  * @b: a held batch with one local reference.  On success the handle is gone.
  * @ch: an endpoint that produces, same arena
  * @timeout_ns: see the conventions
+ *
+ * Return: 0 or a negative errno as sluice_batch_publish(); -EBUSY (more local references), -EXDEV
+ * (another arena).
  */
 int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint64_t timeout_ns);
 
@@ -787,7 +810,7 @@ int sluice_batch_open(struct sluice_arena *a, struct sluice_batch **out, uint64_
 
 /**
  * sluice_batch_retain - one more local reference to a held batch
- * @b: the batch; any thread of this process
+ * @b: the batch, which is returned; any thread of this process
  */
 struct sluice_batch *sluice_batch_retain(struct sluice_batch *b);
 
@@ -861,6 +884,8 @@ int sluice_batch_bytes(const struct sluice_batch *b, const char *name, const voi
  * @name: its name, or NULL
  * @data: where the bytes stand
  * @len: how many
+ *
+ * Return: 0, or -EINVAL.
  */
 int sluice_batch_blob(const struct sluice_batch *b, unsigned int i, const char **name,
 		      const void **data, uint64_t *len);

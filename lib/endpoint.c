@@ -7,7 +7,7 @@
 
 #define DEFAULT_CAPACITY 64
 
-static void name_load(const struct shm_channel *c, char name[SLUICE_LABEL_LEN])
+void channel_name_load(const struct shm_channel *c, char name[SLUICE_LABEL_LEN])
 {
 	for (unsigned int i = 0; i < SLUICE_LABEL_LEN / 8; i++) {
 		uint64_t part = ld_rlx(&c->name[i]);
@@ -24,7 +24,7 @@ static int channel_find(struct sluice_arena *a, const char *name)
 	for (unsigned int i = 0; i < SLUICE_MAX_CHANNELS; i++) {
 		if (!ld_acq(&a->channels[i].open))
 			continue;
-		name_load(&a->channels[i], have);
+		channel_name_load(&a->channels[i], have);
 		if (!strcmp(have, name))
 			return (int)i;
 	}

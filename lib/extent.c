@@ -148,14 +148,13 @@ int extent_alloc(struct sluice_arena *a, uint64_t nblocks, bool want_largest, ui
 	return err;
 }
 
-/* The holder of a shared extent lets go.  True when that freed it. */
-bool parent_drop_locked(struct sluice_arena *a, uint32_t lease, uint64_t word)
+/* The holder of an extent that may be shared lets go. */
+void parent_drop_locked(struct sluice_arena *a, uint32_t lease, uint64_t word)
 {
-	if (ld_rlx(&a->leases[lease].naliases)) {
+	if (ld_rlx(&a->leases[lease].naliases))
 		cas_sc(&a->leases[lease].word, word, lease_to(word, LEASE_PARKED, SHM_NONE, 0));
-		return false;
-	}
-	return cas_sc(&a->leases[lease].word, word, lease_freed(word)); /* R1 */
+	else
+		cas_sc(&a->leases[lease].word, word, lease_freed(word)); /* R1 */
 }
 
 void alias_free_locked(struct sluice_arena *a, uint32_t lease, uint64_t word)

@@ -292,7 +292,7 @@ int alias_create(struct sluice_arena *a, uint32_t parent, uint64_t gen, enum lea
 		 uint32_t *lease, uint64_t *word);
 void alias_recount(struct sluice_arena *a); /* under the lock */
 void alias_free_locked(struct sluice_arena *a, uint32_t lease, uint64_t word);
-bool parent_drop_locked(struct sluice_arena *a, uint32_t lease, uint64_t word);
+void parent_drop_locked(struct sluice_arena *a, uint32_t lease, uint64_t word);
 
 /* ring.c */
 int ring_push(struct sluice_channel *ch, uint32_t lease, uint64_t gen);
@@ -325,6 +325,7 @@ void sleep_free(struct sluice_channel *ch);
 void endpoint_retire(struct sluice_arena *a, unsigned int number, bool died);
 void endpoint_free(struct sluice_channel *ch);
 void channels_sweep(struct sluice_arena *a);
+void channel_name_load(const struct shm_channel *c, char name[SLUICE_LABEL_LEN]);
 
 /* transfer.c */
 int publish_refused(const struct sluice_channel *ch);

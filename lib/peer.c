@@ -39,12 +39,6 @@ uint64_t peer_start_time(uint32_t pid)
 	return start;
 }
 
-/* Two words of the same peer differ at most in state and recoverer. */
-static bool same_peer(uint64_t a, uint64_t b)
-{
-	return a >> 12 == b >> 12;
-}
-
 static int slot_claim(struct sluice_arena *a)
 {
 	/* Relaxed: only has to be unique. */
@@ -151,7 +145,7 @@ static int watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
 	struct peer_watch *w = &a->watch[slot];
 	int err;
 
-	if (w->word && !same_peer(w->word, word)) {
+	if (w->word && !peer_same(w->word, word)) {
 		/* It died, and others recovered it: for this process that is its death. */
 		a->ops->unwatch(a, slot);
 		w->word = 0;

@@ -131,7 +131,7 @@ void recover_peer(struct sluice_arena *a, unsigned int slot, uint64_t word)
 {
 	uint64_t mine, w = ld_acq(&a->peers[slot].word);
 
-	while (w >> 12 == word >> 12 && may_recover(a, slot, w)) {
+	while (peer_same(w, word) && may_recover(a, slot, w)) {
 		mine = peer_word(PEER_RECOVERING, a->slot, peer_pid(w), peer_id(w));
 		if (cas_sc(&a->peers[slot].word, w, mine)) {
 			CRASH_POINT("recover_claimed");

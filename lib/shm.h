@@ -110,6 +110,12 @@ static inline uint32_t peer_id(uint64_t w)
 	return w >> 34;
 }
 
+/* Two words of the same peer differ at most in state and recoverer. */
+static inline bool peer_same(uint64_t a, uint64_t b)
+{
+	return a >> 12 == b >> 12;
+}
+
 /* Counters of one endpoint; its owner is the only writer. */
 struct shm_stats {
 	shm_u64 published;

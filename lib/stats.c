@@ -69,12 +69,7 @@ int sluice_channel_list(struct sluice_arena *a, struct sluice_channel_info *info
 			continue;
 		if ((unsigned int)found++ >= n)
 			continue;
-		for (unsigned int k = 0; k < SLUICE_LABEL_LEN / 8; k++) {
-			uint64_t part = ld_rlx(&c->name[k]);
-
-			memcpy(one.name + 8 * k, &part, 8);
-		}
-		one.name[SLUICE_LABEL_LEN - 1] = '\0';
+		channel_name_load(c, one.name);
 		one.closed = ld_rlx(&c->closing);
 		one.stats.sz = sizeof(one.stats);
 		stats_add(&one.stats, &c->retired);

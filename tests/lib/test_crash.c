@@ -419,7 +419,12 @@ TEST_F_TIMEOUT(crash, while_it_takes_back_what_did_not_fit, 120)
 			break;
 		}
 		times++;
-		while (!batch_recv(c, NULL, 10 * MSEC))
+		for (int dead = 0; dead < 2; dead++) {
+			struct sluice_event ev = {.sz = sizeof(ev)};
+
+			ASSERT_EQ(0, sluice_event_next(a, &ev, LONG_WAIT));
+		}
+		while (!batch_recv(c, NULL, 0))
 			;
 		sluice_channel_close(c);
 		EXPECT_EQ(NULL, arena_all_free(a))

@@ -531,7 +531,8 @@ static void produce(struct sluice_arena *inherited, const struct mpmc *m, uint64
 	sluice_arena_detach(a);
 }
 
-static void consume(struct sluice_arena *inherited, const struct mpmc *m, unsigned char *seen)
+static void consume(struct sluice_arena *inherited, const struct mpmc *m, unsigned char *seen,
+		    struct gate *ready)
 {
 	struct sluice_arena *a = arena_child(inherited);
 	struct sluice_channel *ch = channel_join(a, "c", SLUICE_CHANNEL_CONSUME | m->flags);
@@ -539,6 +540,7 @@ static void consume(struct sluice_arena *inherited, const struct mpmc *m, unsign
 	int ret;
 
 	CHECK(ch);
+	gate_open(ready);
 	for (unsigned int i = 0; i < 16; i++)
 		last[i] = UINT64_MAX;
 	while (!(ret = batch_recv(ch, &seed, LONG_WAIT))) {
@@ -594,6 +596,7 @@ TEST_F_TIMEOUT(mpmc, each_once_and_in_order, 120)
 	struct mpmc m = variant->m;
 	struct sluice_channel *ch;
 	unsigned char *seen;
+	struct gate ready;
 	pid_t pid[16];
 	unsigned int n = 0;
 
@@ -601,12 +604,13 @@ TEST_F_TIMEOUT(mpmc, each_once_and_in_order, 120)
 	seen = mmap(NULL, (size_t)m.producers * m.each, PROT_READ | PROT_WRITE,
 		    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ASSERT_NE(MAP_FAILED, seen);
-	/* Holds the channel until all are there; it produces too, or the stream could end early. */
+	gate_init(&ready);
+	/* Holds the stream open until all are there. */
 	ch = channel_new(self->a, "c", m.capacity, SLUICE_CHANNEL_PRODUCE);
 	ASSERT_NE(NULL, ch);
 	for (unsigned int i = 0; i < m.consumers; i++, n++) {
 		CHILD(pid[n])
-			consume(self->a, &m, seen);
+			consume(self->a, &m, seen, &ready);
 	}
 	for (unsigned int i = 0; i < m.producers; i++, n++) {
 		CHILD(pid[n])

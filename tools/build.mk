@@ -23,13 +23,28 @@ $(B)/sluice: $(TOOLS_OBJ) $$(TOOLS_EXTRA_OBJ) $(B)/lib/libsluice.a
 
 -include $(TOOLS_OBJ:.o=.d)
 
-.PHONY: tools install-tools demo-run
+# What --help says is the manual.
+$(B)/man/man1/sluice.1: $(B)/sluice tools/man.py
+	$(call say,MAN,$(@D))
+	$(Q)rm -rf $(@D)
+	$(Q)python3 tools/man.py $(B)/sluice $(VERSION) $(@D)
+
+.PHONY: tools tools-man install-tools install-tools-man demo-run
 tools: $(B)/sluice
+tools-man: $(B)/man/man1/sluice.1
+
+install-tools-man: tools-man
+	$(call say,INSTALL,$(DESTDIR)$(MANDIR)/man1/sluice.1)
+	$(Q)install -d $(DESTDIR)$(MANDIR)/man1
+	$(Q)install -m 644 $(B)/man/man1/*.1 $(DESTDIR)$(MANDIR)/man1
 
 install-tools: tools
 	$(call say,INSTALL,$(DESTDIR)$(PREFIX)/bin/sluice)
 	$(Q)install -d $(DESTDIR)$(PREFIX)/bin
 	$(Q)install -m 755 $(B)/sluice $(DESTDIR)$(PREFIX)/bin
+	$(Q)install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	$(Q)install -m 644 tools/sluice.bash \
+		$(DESTDIR)$(PREFIX)/share/bash-completion/completions/sluice
 
 # A few hundred MB that every Debian machine has.
 DEMO_DIRS := $(wildcard /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu) /usr/bin /usr/share
@@ -40,6 +55,10 @@ demo-run: tools
 ifneq ($(and $(call have_header,liburing.h),$(call have_header,xxhash.h)),)
 ALL += tools
 INSTALLS += install-tools
+ifneq ($(shell command -v python3),)
+ALL += tools-man
+INSTALLS += install-tools-man
+endif
 else
 NOTES += "the program needs liburing.h and xxhash.h (Debian: apt-get install liburing-dev libxxhash-dev) and is left out"
 endif

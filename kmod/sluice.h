@@ -110,7 +110,7 @@ static inline u64 sluice_arena_bytes(const struct sluice_arena *arena)
 
 static inline u64 sluice_arena_huge_bytes(const struct sluice_arena *arena)
 {
-	return arena->region[SLUICE_CONTROL].huge_bytes + arena->region[SLUICE_DATA].huge_bytes;
+	return arena->region[SLUICE_DATA].huge_bytes;
 }
 
 /* main.c */

@@ -16,6 +16,7 @@
 #define MAX_LEASES    (1ULL << 28) /* what a cell can name */
 
 static const struct sluice_backend_ops *const backends[] = {
+	&sluice_backend_kmod,
 	&sluice_backend_memfd,
 };
 

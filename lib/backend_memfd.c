@@ -149,7 +149,7 @@ static void socket_drain(int fd)
 		;
 }
 
-static void socket_ring(uint64_t name)
+static void socket_ring(struct sluice_arena *a, uint64_t name)
 {
 	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	static int fd = -1; /* one for the process, unbound: sending needs no address */
@@ -294,7 +294,7 @@ static int memfd_bell_open(struct sluice_channel *ch)
 
 static void memfd_bell_ring(struct sluice_arena *a, struct shm_endpoint *to)
 {
-	socket_ring(ld_rlx(&to->bell_name));
+	socket_ring(a, ld_rlx(&to->bell_name));
 }
 
 static void memfd_bell_drain(struct sluice_channel *ch)

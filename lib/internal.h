@@ -96,6 +96,9 @@ struct sluice_backend_ops;
 struct peer_watch {
 	uint64_t word; /* of the peer that is watched; 0 = nobody */
 	int pidfd; /* -1 when the backend needs none */
+	uint32_t kernel_id; /* kmod: what the kernel calls it; 0 while it is watched by its pidfd */
+	uint32_t dead_pid; /* kmod: who was watched here and died last, */
+	int status; /* and how, as of waitpid(); -1 = not known */
 };
 
 struct sluice_arena {
@@ -121,6 +124,7 @@ struct sluice_arena {
 	unsigned int slot;
 	uint64_t word;
 	int peer_fd; /* kmod: its death is this process' death */
+	uint32_t peer_bell; /* kmod: the bell that peer_fd is */
 
 	/* Watching the others. */
 	pthread_mutex_t watch_lock;
@@ -160,7 +164,7 @@ struct sluice_backend_ops {
 	void (*bell_drain)(struct sluice_channel *ch);
 	/* watch_fd becomes readable for joins and recoveries too; NULL when it always does */
 	int (*event_open)(struct sluice_arena *a);
-	void (*event_ring)(uint64_t bell);
+	void (*event_ring)(struct sluice_arena *a, uint64_t bell);
 	/* open what is needed to learn of the death of this peer; -ESRCH when it is dead already */
 	int (*watch)(struct sluice_arena *a, unsigned int slot, uint64_t word);
 	void (*unwatch)(struct sluice_arena *a, unsigned int slot);

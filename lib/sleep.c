@@ -151,7 +151,7 @@ void wake_everybody(struct sluice_arena *a)
 		uint64_t bell = ld_acq(&a->peers[i].event_bell);
 
 		if (bell && i != a->slot)
-			a->ops->event_ring(bell);
+			a->ops->event_ring(a, bell);
 	}
 }
 

@@ -81,7 +81,7 @@ struct sluice_ioc_arena_create {
  * @control_bytes: bytes that can be mapped from offset 0
  * @data_offset: offset to give to mmap() for the data region, a multiple of 2 MiB
  * @data_bytes: bytes that can be mapped from @data_offset
- * @huge_bytes: bytes of both regions that are in huge pages
+ * @huge_bytes: bytes of the data region that are in huge pages
  * @node: NUMA node asked for, -1 for any
  * @peers: living peers
  * @label: as given

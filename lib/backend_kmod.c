@@ -157,6 +157,9 @@ static int create_fail(int err, const struct sluice_region_req *req)
 				   "arena: %llu bytes asked, not enough free memory, or over "
 				   "the limit of the memory cgroup",
 				   asked);
+	if (err == EINVAL && req->flags & SLUICE_ARENA_BIND_NODE)
+		return sluice_fail(EINVAL, "arena: NUMA node %d has no memory, or is none",
+				   req->numa_node);
 	return sluice_fail(err, "arena: the kernel module refused %llu bytes: %s", asked,
 			   strerror(err));
 }
@@ -172,8 +175,11 @@ static int kmod_create(struct sluice_region *r, const struct sluice_region_req *
 		.data_bytes = req->data_bytes,
 		.node = req->flags & SLUICE_ARENA_BIND_NODE ? req->numa_node : -1,
 	};
-	int dev = device_open(), fd;
+	int dev, fd;
 
+	if (req->flags & SLUICE_ARENA_HUGE_REQUIRED && req->flags & SLUICE_ARENA_NO_HUGE)
+		return sluice_fail(EINVAL, "arena flags ask for huge pages and for none");
+	dev = device_open();
 	if (dev < 0)
 		return dev;
 	if (req->label)

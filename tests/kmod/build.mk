@@ -18,11 +18,16 @@ $(B)/test/kmod/fuzz: tests/kmod/fuzz.c tests/kmod/common.h kmod/uapi/sluice.h
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(KMOD_CPPFLAGS) $(ALL_CFLAGS) -o $@ $<
 
+# The suites of the library, its crash points included, run once more on the module.
+KMOD_LIB_SUITES := $(addprefix lib/,$(filter-out region,$(TEST_PLAIN))) $(addprefix crash/,$(TEST_CRASH))
+
 # Emulation halves the speed of everything but patience.
-KMOD_SECONDS ?= 900
-FUZZ_SECONDS ?= 60
+export KMOD_SECONDS ?= 1800
+export FUZZ_SECONDS ?= 60
 
 .PHONY: check-kmod check-kernels check-kmod-debug
+check-kmod check-kernels check-kmod-debug: export LIB_SUITES := $(KMOD_LIB_SUITES)
+check-kmod check-kernels check-kmod-debug: $(addprefix $(B)/test/,$(KMOD_LIB_SUITES))
 check-kmod: $(B)/kmod/6.1/sluice.ko $(B)/kmod/6.12/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod 6.1 6.12
 
@@ -31,3 +36,5 @@ check-kernels: $(B)/kmod/newest/sluice.ko $(KMOD_PROGRAMS)
 
 check-kmod-debug: $(B)/kmod/debug/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod-debug debug
+
+CHECKS += check-kmod

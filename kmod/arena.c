@@ -118,9 +118,8 @@ static int map_mmap(struct file *file, struct vm_area_struct *vma)
 	return arena_mmap_region(map->arena, map->region, map->readonly, vma);
 }
 
-static unsigned long map_get_unmapped_area(struct file *file, unsigned long addr,
-					   unsigned long len, unsigned long pgoff,
-					   unsigned long flags)
+static unsigned long map_get_unmapped_area(struct file *file, unsigned long addr, unsigned long len,
+					   unsigned long pgoff, unsigned long flags)
 {
 	struct arena_map *map = file->private_data;
 	struct file *shmem = map->region->shmem;
@@ -145,7 +144,7 @@ static struct file *map_open(struct sluice_arena *arena, struct sluice_region *r
 	map = kmalloc(sizeof(*map), GFP_KERNEL_ACCOUNT);
 	if (!map)
 		return ERR_PTR(-ENOMEM);
-	*map = (struct arena_map){ .arena = arena, .region = region, .readonly = readonly };
+	*map = (struct arena_map){.arena = arena, .region = region, .readonly = readonly};
 
 	/* The last fput() drops one reference of each, and alloc_file_pseudo() takes none. */
 	ihold(inode);
@@ -200,8 +199,8 @@ static int handle_mmap(struct file *file, struct vm_area_struct *vma)
 	struct arena_handle *handle = file->private_data;
 	struct sluice_arena *arena = handle->arena;
 	struct sluice_region *region = arena_find_region(arena, &vma->vm_pgoff);
-	bool readonly = handle->rights == SLUICE_IOC_ROLE_CONSUMER &&
-			region == &arena->region[SLUICE_DATA];
+	bool readonly =
+		handle->rights == SLUICE_IOC_ROLE_CONSUMER && region == &arena->region[SLUICE_DATA];
 
 	return arena_mmap_region(arena, region, readonly, vma);
 }
@@ -272,7 +271,7 @@ static int handle_create(struct sluice_arena *arena, u32 rights)
 	handle = kmalloc(sizeof(*handle), GFP_KERNEL_ACCOUNT);
 	if (!handle)
 		return -ENOMEM;
-	*handle = (struct arena_handle){ .arena = arena, .rights = rights };
+	*handle = (struct arena_handle){.arena = arena, .rights = rights};
 	kref_get(&arena->ref);
 	fd = anon_inode_getfd("[sluice-arena]", &handle_fops, handle, O_RDWR | O_CLOEXEC);
 	if (fd < 0) {
@@ -303,7 +302,7 @@ static int arena_check(const struct sluice_ioc_arena_create *args)
 
 static int arena_reserve(struct sluice_arena *arena, const struct sluice_ioc_arena_create *args)
 {
-	const u64 bytes[] = { PAGE_ALIGN(args->control_bytes), PAGE_ALIGN(args->data_bytes) };
+	const u64 bytes[] = {PAGE_ALIGN(args->control_bytes), PAGE_ALIGN(args->data_bytes)};
 	u32 flags = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) ? args->flags : 0;
 	int i, err;
 

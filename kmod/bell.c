@@ -3,8 +3,8 @@
  * Bells: files of a peer that carry records.
  *
  * A bell has a short queue. When it is full, what was not read in time is merged into one
- * SLUICE_BELL_OVERFLOW, so a wake-up is never lost. Deaths are read from the log of the arena, in which
- * every bell has a place of its own.
+ * SLUICE_BELL_OVERFLOW, so a wake-up is never lost. Deaths are read from the log of the arena, in
+ * which every bell has a place of its own.
  */
 #include <linux/anon_inodes.h>
 #include <linux/file.h>
@@ -31,11 +31,10 @@ void sluice_bells_wake(struct sluice_arena *arena)
 	struct sluice_bell *bell;
 	unsigned long id;
 
-	xa_for_each(&arena->bells, id, bell)
-		bell_wake(bell);
+	xa_for_each(&arena->bells, id, bell) bell_wake(bell);
 }
 
-/* Something to read, or to give up for. Called without the lock: who changes it wakes afterwards. */
+/* Something to read, or to give up for. Without the lock: who changes it wakes afterwards. */
 static bool bell_ready(struct sluice_bell *bell)
 {
 	return READ_ONCE(bell->head) != READ_ONCE(bell->tail) || READ_ONCE(bell->overflow) ||
@@ -48,13 +47,12 @@ static u32 bell_pid(struct sluice_bell *bell, struct pid *pid)
 	return pid_nr_ns(pid, ns_of_pid(bell->peer->pid));
 }
 
-static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_bell_record *records,
-				     unsigned int room)
+static int bell_take_deaths(struct sluice_bell *bell, struct sluice_bell_record *records, int room)
 {
 	struct sluice_arena *arena = bell->peer->arena;
 	struct sluice_death *death;
 	u64 seen = bell->deaths_seen;
-	unsigned int n = 0;
+	int n = 0;
 
 	if (arena->nr_deaths - seen > SLUICE_DEATHS) {
 		seen = arena->nr_deaths - SLUICE_DEATHS;
@@ -74,7 +72,7 @@ static unsigned int bell_take_deaths(struct sluice_bell *bell, struct sluice_bel
 }
 
 /* Moves what there is to @records; 0 if there is nothing, -1 if there never will be. */
-static int bell_take(struct sluice_bell *bell, struct sluice_bell_record *records, unsigned int room)
+static int bell_take(struct sluice_bell *bell, struct sluice_bell_record *records, int room)
 {
 	struct sluice_arena *arena = bell->peer->arena;
 	int n = -1;
@@ -85,7 +83,7 @@ static int bell_take(struct sluice_bell *bell, struct sluice_bell_record *record
 	n = bell_take_deaths(bell, records, room);
 	if (n < room && bell->overflow) {
 		WRITE_ONCE(bell->overflow, false);
-		records[n++] = (struct sluice_bell_record){ .type = SLUICE_BELL_OVERFLOW };
+		records[n++] = (struct sluice_bell_record){.type = SLUICE_BELL_OVERFLOW};
 	}
 	while (n < room && bell->head != bell->tail) {
 		records[n++] = bell->queue[bell->head % SLUICE_QUEUE];
@@ -179,13 +177,11 @@ static ssize_t bell_write_iter(struct kiocb *iocb, struct iov_iter *from)
 
 	if (iov_iter_count(from) % sizeof(message))
 		return -EINVAL;
-	while (iov_iter_count(from)) {
-		if (!copy_from_iter_full(&message, sizeof(message), from))
-			err = -EFAULT;
-		else if (done && signal_pending(current))
-			break;
-		else
+	while (iov_iter_count(from) && !(done && signal_pending(current))) {
+		if (copy_from_iter_full(&message, sizeof(message), from))
 			err = bell_send(bell, &message);
+		else
+			err = -EFAULT;
 		if (err)
 			break;
 		done += sizeof(message);
@@ -275,8 +271,8 @@ static void bell_show_fdinfo(struct seq_file *m, struct file *file)
 
 	sluice_arena_show(m, arena, peer->role);
 	spin_lock(&arena->lock);
-	records = (bell->tail - bell->head) + (arena->nr_deaths - bell->deaths_seen) +
-		  bell->overflow;
+	records =
+		(bell->tail - bell->head) + (arena->nr_deaths - bell->deaths_seen) + bell->overflow;
 	spin_unlock(&arena->lock);
 	seq_printf(m, "peer:\t%u\n", peer->id);
 	seq_printf(m, "pid:\t%d\n", pid_nr_ns(peer->pid, proc_pid_ns(file_inode(m->file)->i_sb)));

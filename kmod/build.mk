@@ -30,3 +30,15 @@ ALL += $(B)/sluice.ko
 else
 NOTES += "no headers of the running kernel ($(KDIR)): sluice.ko is not built"
 endif
+
+# ------------------------------------------------------------------ checks without a kernel
+
+KMOD_KERNELS := 6.1 6.12 newest
+CHECKPATCH = $(shell tests/vm/debug-kernel source)/scripts/checkpatch.pl
+
+# Trace headers are laid out as the kernel's own, which checkpatch does not like either.
+.PHONY: check-kmod-static
+check-kmod-static:
+	$(Q)mkdir -p $(B)/check
+	$(Q)kmod/check-static $(CHECKPATCH) $(KMOD_KERNELS) >$(B)/check/kmod-static.tap; \
+		status=$$?; cat $(B)/check/kmod-static.tap; exit $$status

@@ -25,7 +25,8 @@ MODULE_PARM_DESC(max_total_bytes, "All arenas together; 0 (default): three quart
 
 static unsigned long long max_user_bytes;
 module_param(max_user_bytes, ullong, 0644);
-MODULE_PARM_DESC(max_user_bytes, "All arenas of a user without CAP_IPC_LOCK; 0 (default): as max_total_bytes");
+MODULE_PARM_DESC(max_user_bytes,
+		 "All arenas of a user without CAP_IPC_LOCK; 0 (default): as max_total_bytes");
 
 static unsigned int max_user_arenas = 256;
 module_param(max_user_arenas, uint, 0644);
@@ -46,9 +47,12 @@ static struct sluice_user *user_find(kuid_t uid)
 {
 	struct sluice_user *user;
 
-	hash_for_each_possible(users, user, entry, __kuid_val(uid))
+	/* clang-format off: it does not know this loop */
+	hash_for_each_possible(users, user, entry, __kuid_val(uid)) {
 		if (uid_eq(user->uid, uid))
 			return user;
+	}
+	/* clang-format on */
 	user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
 	if (user) {
 		user->uid = uid;

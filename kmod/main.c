@@ -10,7 +10,7 @@
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
-#define FEATURES \
+#define FEATURES                                                               \
 	((IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) ? SLUICE_FEATURE_HUGE : 0) | \
 	 (IS_ENABLED(CONFIG_NUMA) ? SLUICE_FEATURE_NODE : 0) | SLUICE_FEATURE_EXIT_CODES)
 

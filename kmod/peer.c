@@ -136,9 +136,9 @@ static int peer_exit_wake(struct wait_queue_entry *wait, unsigned int mode, int 
 	task = pid_task(peer->pid, PIDTYPE_TGID);
 	gone = !task || (task->exit_state && thread_group_empty(task));
 	if (task && gone)
-		peer->status = task->signal->flags & SIGNAL_GROUP_EXIT ?
-				       task->signal->group_exit_code :
-				       task->exit_code;
+		peer->status = task->signal->flags & SIGNAL_GROUP_EXIT
+				       ? task->signal->group_exit_code
+				       : task->exit_code;
 	rcu_read_unlock();
 	if (!gone)
 		return 0;

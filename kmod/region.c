@@ -13,7 +13,7 @@
 #include "compat.h"
 #include "sluice.h"
 
-/* Not movable, or a long-term pin would have to migrate it; fails instead of calling the OOM killer. */
+/* Not movable, or a long-term pin would have to migrate it; fails before the OOM killer comes. */
 #define REGION_GFP (GFP_HIGHUSER | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
 /* Private tmpfs mounts, one for each policy in use: pages of any node, then of each node. */

@@ -28,10 +28,10 @@
 
 #include "uapi/sluice.h"
 
-#define SLUICE_DEATHS	  256 /* power of two */
-#define SLUICE_QUEUE	  64 /* records of a bell, power of two */
-#define SLUICE_MAX_PEERS  4096
-#define SLUICE_MAX_BELLS  1024 /* of one peer */
+#define SLUICE_DEATHS	 256 /* power of two */
+#define SLUICE_QUEUE	 64 /* records of a bell, power of two */
+#define SLUICE_MAX_PEERS 4096
+#define SLUICE_MAX_BELLS 1024 /* of one peer */
 
 struct sluice_user;
 
@@ -42,7 +42,11 @@ struct sluice_region {
 	pgoff_t pinned; /* pages before this one carry our reference */
 };
 
-enum { SLUICE_CONTROL, SLUICE_DATA, SLUICE_REGIONS };
+enum {
+	SLUICE_CONTROL,
+	SLUICE_DATA,
+	SLUICE_REGIONS
+};
 
 struct sluice_death {
 	struct pid *pid;
@@ -61,11 +65,11 @@ struct sluice_arena {
 	u64 charged;
 	bool announced; /* the trace has seen it */
 
-	struct mutex attach_lock;
+	struct mutex attach_lock; /* ids of bells */
 	u32 last_peer;
 	u32 last_bell;
 
-	spinlock_t lock;
+	spinlock_t lock; /* all below, and the peers and bells themselves */
 	struct list_head peers;
 	u32 nr_peers;
 	struct xarray bells;

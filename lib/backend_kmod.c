@@ -90,7 +90,8 @@ static int region_map(struct sluice_region *r, int fd)
 	};
 	if (!r->data_ro)
 		prot |= PROT_WRITE;
-	r->ctl = mmap(NULL, r->control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+	r->ctl = mmap(NULL, r->control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd,
+		      0);
 	/* All pages are there: let no access pay for finding that out. */
 	r->data = mmap(NULL, r->data_bytes, prot, MAP_SHARED | MAP_POPULATE, fd,
 		       (off_t)info.data_offset);

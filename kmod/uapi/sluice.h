@@ -10,15 +10,16 @@
 #ifndef _UAPI_SLUICE_H
 #define _UAPI_SLUICE_H
 
+#include <linux/const.h>
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
 #define SLUICE_ABI_VERSION 1
 
 /* Features that a caller may require in struct sluice_ioc_hello. */
-#define SLUICE_FEATURE_HUGE	  (1ULL << 0) /* arenas of 2 MiB pages */
-#define SLUICE_FEATURE_NODE	  (1ULL << 1) /* sluice_ioc_arena_create.node */
-#define SLUICE_FEATURE_EXIT_CODES (1ULL << 2) /* SLUICE_BELL_PEER_DEAD carries the wait status */
+#define SLUICE_FEATURE_HUGE	  _BITULL(0) /* arenas of 2 MiB pages */
+#define SLUICE_FEATURE_NODE	  _BITULL(1) /* sluice_ioc_arena_create.node */
+#define SLUICE_FEATURE_EXIT_CODES _BITULL(2) /* SLUICE_BELL_PEER_DEAD carries the wait status */
 
 #define SLUICE_IOC_LABEL_SIZE 32
 
@@ -40,8 +41,8 @@ struct sluice_ioc_hello {
 };
 
 /* sluice_ioc_arena_create.flags; without one of them pages are small. */
-#define SLUICE_IOC_HUGE_PREFERRED (1U << 0) /* huge where memory is not too fragmented */
-#define SLUICE_IOC_HUGE_REQUIRED  (1U << 1) /* ENOMEM unless all that can be huge is */
+#define SLUICE_IOC_HUGE_PREFERRED _BITUL(0) /* huge where memory is not too fragmented */
+#define SLUICE_IOC_HUGE_REQUIRED  _BITUL(1) /* ENOMEM unless all that can be huge is */
 
 /**
  * struct sluice_ioc_arena_create - What to reserve
@@ -155,10 +156,10 @@ struct sluice_ioc_peer_list {
 	__u64 peers;
 };
 
-#define SLUICE_BELL_DOORBELL	  1
+#define SLUICE_BELL_DOORBELL   1
 #define SLUICE_BELL_COMPLETION 2
 #define SLUICE_BELL_PEER_DEAD  3
-#define SLUICE_BELL_OVERFLOW	  4
+#define SLUICE_BELL_OVERFLOW   4
 
 /**
  * struct sluice_bell_message - What is written to a bell
@@ -175,11 +176,11 @@ struct sluice_bell_message {
 };
 
 /* sluice_bell_record.arg of SLUICE_BELL_PEER_DEAD */
-#define SLUICE_DEAD_LEFT	   1 /* closed its last bell */
-#define SLUICE_DEAD_EXIT	   2 /* exited or was killed; the status says how */
-#define SLUICE_DEAD_EXEC	   3 /* runs another program now */
-#define SLUICE_DEAD_REASON(arg)	   ((__u32)((arg) >> 32))
-#define SLUICE_DEAD_STATUS(arg)	   ((__u32)(arg)) /* as of waitpid() */
+#define SLUICE_DEAD_LEFT	    1 /* closed its last bell */
+#define SLUICE_DEAD_EXIT	    2 /* exited or was killed; the status says how */
+#define SLUICE_DEAD_EXEC	    3 /* runs another program now */
+#define SLUICE_DEAD_REASON(arg)	    ((__u32)((arg) >> 32))
+#define SLUICE_DEAD_STATUS(arg)	    ((__u32)(arg)) /* as of waitpid() */
 #define SLUICE_DEAD(reason, status) (((__u64)(reason) << 32) | (__u32)(status))
 
 /**
@@ -190,7 +191,7 @@ struct sluice_bell_message {
  * @pid: process of @from_peer in the reader's pid namespace, 0 if not visible there
  * @arg: the sender's, or SLUICE_DEAD()
  *
- * A read returns whole records: as many as there are and fit. SLUICE_BELL_OVERFLOW says that records
+ * A read returns whole records, as many as there are and fit. SLUICE_BELL_OVERFLOW says that some
  * were merged because nobody read them in time: look at everything. Deaths do not share the queue
  * with other records, and are only merged when more than 256 are unread. A bell of a dead peer
  * reads as end of file.

@@ -47,8 +47,25 @@ static uint32_t rnd(uint32_t below)
 static uint64_t rnd_number(void)
 {
 	static const uint64_t numbers[] = {
-		0, 1, 2, 3, 7, 8, 64, 4095, 4096, 4097, 8192, 1 << 20, 2 << 20, 4 << 20, UINT32_MAX,
-		1ULL << 32, INT64_MAX, UINT64_MAX, UINT64_MAX - 4095,
+		0,
+		1,
+		2,
+		3,
+		7,
+		8,
+		64,
+		4095,
+		4096,
+		4097,
+		8192,
+		1 << 20,
+		2 << 20,
+		4 << 20,
+		UINT32_MAX,
+		1ULL << 32,
+		INT64_MAX,
+		UINT64_MAX,
+		UINT64_MAX - 4095,
 	};
 
 	return numbers[rnd(sizeof(numbers) / sizeof(numbers[0]))] + (rnd(4) ? 0 : rnd(5) - 2);
@@ -84,7 +101,9 @@ static void keep_map(void *addr, size_t bytes)
 
 static void do_create(void)
 {
-	uint64_t data = rnd(3) ? (rnd(8) + 1) << 12 : rnd(3) ? rnd(3) * 2 * MIB + 4096 : rnd_number();
+	uint64_t data = rnd(3)	 ? (rnd(8) + 1) << 12
+			: rnd(3) ? rnd(3) * 2 * MIB + 4096
+				 : rnd_number();
 
 	keep_fd(arena_create(dev, rnd(8) ? 4096 : rnd_number(), data, rnd(4)));
 }
@@ -92,8 +111,8 @@ static void do_create(void)
 static void do_ioctl(void)
 {
 	static const unsigned long calls[] = {
-		SLUICE_IOC_HELLO,	 SLUICE_IOC_ARENA_CREATE, SLUICE_IOC_ARENA_RESTRICT,
-		SLUICE_IOC_PEER_ATTACH,	 SLUICE_IOC_ARENA_INFO,	  SLUICE_IOC_PEER_LIST,
+		SLUICE_IOC_HELLO,	SLUICE_IOC_ARENA_CREATE, SLUICE_IOC_ARENA_RESTRICT,
+		SLUICE_IOC_PEER_ATTACH, SLUICE_IOC_ARENA_INFO,	 SLUICE_IOC_PEER_LIST,
 		SLUICE_IOC_BELL_OPEN,
 	};
 	static uint32_t room[64];
@@ -139,7 +158,9 @@ static void do_mmap(void)
 	if (bytes > 64 * MIB)
 		bytes = 4096;
 	keep_map(mmap(NULL, bytes, prot, rnd(8) ? MAP_SHARED : MAP_PRIVATE, any_fd(),
-		      (off_t)(rnd(2) ? 0 : rnd(2) ? 2 * MIB : rnd_number() & ~4095ULL)),
+		      (off_t)(rnd(2)   ? 0
+			      : rnd(2) ? 2 * MIB
+				       : rnd_number() & ~4095ULL)),
 		 bytes);
 }
 
@@ -147,8 +168,8 @@ static void do_map_call(void)
 {
 	/* Not MADV_DONTFORK: in a child, something else could be mapped where we think we are. */
 	static const int advice[] = {
-		MADV_NORMAL,   MADV_DONTNEED,	   MADV_REMOVE,	  MADV_COLD,
-		MADV_PAGEOUT,  MADV_COLLAPSE,	   MADV_FREE,	  MADV_HUGEPAGE,
+		MADV_NORMAL,   MADV_DONTNEED,	   MADV_REMOVE,		MADV_COLD,
+		MADV_PAGEOUT,  MADV_COLLAPSE,	   MADV_FREE,		MADV_HUGEPAGE,
 		MADV_WILLNEED, MADV_POPULATE_READ, MADV_POPULATE_WRITE,
 	};
 	unsigned int slot = rnd(SLOTS);
@@ -216,8 +237,7 @@ static void do_map_call(void)
 static void do_file_call(void)
 {
 	char path[64], buf[512];
-	struct sluice_bell_message m = {
-		.to_bell = rnd(40), .type = rnd(6), .arg = rnd_number()};
+	struct sluice_bell_message m = {.to_bell = rnd(40), .type = rnd(6), .arg = rnd_number()};
 	int fd = any_fd();
 
 	switch (rnd(10)) {
@@ -376,9 +396,9 @@ static void do_close(void)
 static void do_step(void)
 {
 	static void (*const steps_of[])(void) = {
-		do_create, do_ioctl, do_ioctl, do_attach, do_bell,     do_mmap,	    do_mmap,
-		do_map_call, do_map_call, do_map_call, do_file_call, do_file_call, do_file_call,
-		do_file_call, do_send, do_uring, do_close, do_close,
+		do_create,    do_ioctl,	    do_ioctl,	 do_attach,   do_bell,	    do_mmap,
+		do_mmap,      do_map_call,  do_map_call, do_map_call, do_file_call, do_file_call,
+		do_file_call, do_file_call, do_send,	 do_uring,    do_close,	    do_close,
 	};
 
 	steps++;
@@ -434,7 +454,8 @@ int main(int argc, char **argv)
 			processes = (unsigned int)strtoul(optarg, NULL, 0);
 			break;
 		default:
-			fprintf(stderr, "usage: fuzz [-s SEED] [-t SECONDS | -n STEPS] [-p PROCESSES]\n");
+			fprintf(stderr,
+				"usage: fuzz [-s SEED] [-t SECONDS | -n STEPS] [-p PROCESSES]\n");
 			return 2;
 		}
 	}

@@ -190,10 +190,8 @@ TEST_F(arena, ids_are_never_reused)
 
 TEST_F(arena, node)
 {
-	struct sluice_ioc_arena_create args = {.size = sizeof(args),
-					   .control_bytes = CONTROL,
-					   .data_bytes = DATA,
-					   .node = 0};
+	struct sluice_ioc_arena_create args = {
+		.size = sizeof(args), .control_bytes = CONTROL, .data_bytes = DATA, .node = 0};
 	struct sluice_ioc_arena_info info;
 	int fd = ioctl(self->dev, SLUICE_IOC_ARENA_CREATE, &args);
 

@@ -164,7 +164,8 @@ static void do_echo(int bell, int to)
 	while (read(bell, &r, sizeof(r)) == sizeof(r)) {
 		if (r.type == SLUICE_BELL_COMPLETION)
 			_exit(0);
-		if (r.type == SLUICE_BELL_DOORBELL && bell_ring(bell, to, SLUICE_BELL_DOORBELL, r.arg))
+		if (r.type == SLUICE_BELL_DOORBELL &&
+		    bell_ring(bell, to, SLUICE_BELL_DOORBELL, r.arg))
 			_exit(1);
 	}
 	_exit(2);

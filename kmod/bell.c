@@ -31,7 +31,8 @@ void sluice_bells_wake(struct sluice_arena *arena)
 	struct sluice_bell *bell;
 	unsigned long id;
 
-	xa_for_each(&arena->bells, id, bell) bell_wake(bell);
+	xa_for_each(&arena->bells, id, bell)
+		bell_wake(bell);
 }
 
 /* Something to read, or to give up for. Without the lock: who changes it wakes afterwards. */

@@ -47,12 +47,10 @@ static struct sluice_user *user_find(kuid_t uid)
 {
 	struct sluice_user *user;
 
-	/* clang-format off: it does not know this loop */
 	hash_for_each_possible(users, user, entry, __kuid_val(uid)) {
 		if (uid_eq(user->uid, uid))
 			return user;
 	}
-	/* clang-format on */
 	user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
 	if (user) {
 		user->uid = uid;

@@ -218,6 +218,8 @@ static int show_arenas(const struct live *live, const struct snapshot *s, int wi
 
 	for (int i = 0; i < s->num_arenas && shown < lines; i++) {
 		const struct arena_peer *a = &s->arenas[i];
+		/* A producer also releases what it began and did not publish. */
+		bool holds = a->count.taken > a->count.released;
 
 		snprintf(line, sizeof(line),
 			 "arena %llu (%s)  pid %d  published %s, took %s, holds %lld batches (%s), "
@@ -225,9 +227,10 @@ static int show_arenas(const struct live *live, const struct snapshot *s, int wi
 			 a->key.arena, a->key.kind == SLUICE_ARENA_KMOD ? "kmod" : "memfd",
 			 a->key.tgid, format_bytes(text[0], 24, a->count.published_bytes),
 			 format_bytes(text[1], 24, a->count.taken_bytes),
-			 (long long)(a->count.taken - a->count.released),
+			 holds ? (long long)(a->count.taken - a->count.released) : 0,
 			 format_bytes(text[2], 24,
-				      (double)a->count.taken_bytes - a->count.released_bytes),
+				      holds ? (double)a->count.taken_bytes - a->count.released_bytes
+					    : 0),
 			 a->count.waits);
 		put_line(live, width, line, false);
 		shown++;

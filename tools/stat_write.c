@@ -240,7 +240,13 @@ static bool same_arena(const struct arena_peer *a, const struct arena_peer *b)
 	return a->key.arena == b->key.arena && a->key.kind == b->key.kind;
 }
 
-/* Published by anyone and not released by anyone; what lies in rings and what readers hold. */
+/* Releases of what was taken: a producer also releases what it began and did not publish. */
+static __u64 released(__u64 taken, __u64 all)
+{
+	return all < taken ? all : taken;
+}
+
+/* Published by anyone and not released by anyone: what lies in rings and what readers hold. */
 static void write_arenas(FILE *f, const struct snapshot *s)
 {
 	write_family(f, "sluice_arena_occupied_bytes", "gauge", "bytes",
@@ -256,7 +262,8 @@ static void write_arenas(FILE *f, const struct snapshot *s)
 			if (!same_arena(a, b))
 				continue;
 			first &= j >= i;
-			bytes += (double)b->count.published_bytes - b->count.released_bytes;
+			bytes += (double)b->count.published_bytes -
+				 released(b->count.taken_bytes, b->count.released_bytes);
 		}
 		if (first)
 			fprintf(f,
@@ -275,7 +282,7 @@ static void write_arenas(FILE *f, const struct snapshot *s)
 			"sluice_arena_held_batches{arena=\"%llu\",backend=\"%s\",pid=\"%d\"} "
 			"%lld\n",
 			a->key.arena, backend_name(a), a->key.tgid,
-			(long long)(a->count.taken - a->count.released));
+			(long long)(a->count.taken - released(a->count.taken, a->count.released)));
 	}
 }
 

@@ -166,7 +166,10 @@ def pump_by_arena_agrees_with_itself():
     within(total(found, ["arena_memfd", "arena_kmod"], "in"), 16 << 20)
     peers = found["arenas"]
     assert peers and sum(p["published_bytes"] for p in peers) >= 16 << 20, peers
-    equal(sum(p["released"] for p in peers), sum(p["published"] for p in peers))
+    # A producer also releases what it began and did not publish.
+    takers = [p for p in peers if p["taken"]]
+    equal(sum(p["taken"] for p in takers), sum(p["published"] for p in peers))
+    equal(sum(p["released"] for p in takers), sum(p["taken"] for p in takers))
 
 
 @test
@@ -181,8 +184,8 @@ def storm_of_short_processes_is_exact():
 
 @test
 def threads_are_counted_one_by_one():
-    found, out = trace(STORM, "100", "1000", "3")
-    equal(total(found, ["pipe"], "out"), 100000 + len(out))
+    found, out = trace(STORM, "100", "999", "3")
+    equal(total(found, ["pipe"], "out"), 99900 + len(out))
     equal(sum(p["threads"] == 3 for p in found["processes"]), 100)
     names = {p["comm"] for p in found["processes"]}
     assert any("\\x1b" in name for name in names), names

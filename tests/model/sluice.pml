@@ -105,9 +105,8 @@ byte last[NP]; /* of each producer, the last batch taken + 1 */
 #define lock_open (!lock || gone(lock - 1))
 #define slots_any(s)                                                                               \
 	(slot[0] == (s) || slot[1] == (s) || slot[2] == (s) || slot[3] == (s) || slot[4] == (s))
-#define others_left(me)                                                                            \
-	((!slot[0] || me == 0) && (!slot[1] || me == 1) && (!slot[2] || me == 2) &&                \
-	 (!slot[3] || me == 3) && (!slot[4] || me == 4))
+#define members_left                                                                               \
+	(!slot[0] && !slot[1] && (NP + NC < 3 || !slot[2]) && (NP + NC < 4 || !slot[3]))
 
 #define LOCALS                                                                                     \
 	byte pos, lap, gen, lease, x, n, mask, who, l;                                             \
@@ -698,7 +697,7 @@ proctype watcher(byte me)
 		do
 		:: d_step { (dead & ~seen[me]) -> mask = dead & ~seen[me]; seen[me] = dead }
 			recover_list()
-		:: !(dead & ~seen[me]) && others_left(me) -> break
+		:: !(dead & ~seen[me]) && members_left -> break
 		od;
 		leave()
 	} unless {
@@ -765,7 +764,7 @@ proctype observer()
 		do
 		:: i < NPEERS ->
 			assert(((dead | finished) & BIT(i)) || (IDLE && i >= NP));
-			assert(!NW || IDLE || !slot[i] || !all);
+			assert(!NW || IDLE || i >= NP + NC || !slot[i] || !all);
 			i++
 		:: else -> break
 		od;

@@ -149,9 +149,8 @@ static void socket_drain(int fd)
 		;
 }
 
-static void socket_ring(struct sluice_arena *a, uint64_t name)
+static int socket_for_ringing(void)
 {
-	struct sockaddr_un addr = {.sun_family = AF_UNIX};
 	static int fd = -1; /* one for the process, unbound: sending needs no address */
 	int mine = __atomic_load_n(&fd, __ATOMIC_ACQUIRE);
 
@@ -159,7 +158,7 @@ static void socket_ring(struct sluice_arena *a, uint64_t name)
 		int none = -1, made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 		if (made < 0)
-			return;
+			return -1;
 		/* Of two threads that come here first, one keeps its socket. */
 		if (!__atomic_compare_exchange_n(&fd, &none, made, false, __ATOMIC_ACQ_REL,
 						 __ATOMIC_ACQUIRE)) {
@@ -168,6 +167,15 @@ static void socket_ring(struct sluice_arena *a, uint64_t name)
 		}
 		mine = made;
 	}
+	return mine;
+}
+
+static void socket_ring(struct sluice_arena *a, uint64_t name)
+{
+	struct sockaddr_un addr = {.sun_family = AF_UNIX};
+	socklen_t len = offsetof(struct sockaddr_un, sun_path) + 1 + NAME_LEN;
+	int fd = socket_for_ringing();
+
 	/* An autobound name is five hex digits: a damaged one must not reach anybody else. */
 	for (int i = 0; i < NAME_LEN; i++) {
 		char c = (char)(name >> 8 * i);
@@ -176,9 +184,18 @@ static void socket_ring(struct sluice_arena *a, uint64_t name)
 			return;
 	}
 	memcpy(addr.sun_path + 1, &name, NAME_LEN);
-	/* A full queue means that the bell rings already; a closed one, that nobody listens. */
-	sendto(mine, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr,
-	       offsetof(struct sockaddr_un, sun_path) + 1 + NAME_LEN);
+	if (sendto(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr, len) == 1 ||
+	    errno != EAGAIN)
+		return; /* rung, or closed: nobody listens */
+	/*
+	 * Either its queue is full, and then it rings already; or all that others have not read has
+	 * used up what our socket may have on the way.  Another one has that for itself.
+	 */
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return;
+	sendto(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&addr, len);
+	close(fd);
 }
 
 /* ------------------------------------------------------------------ deaths */

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+/* What a host does to a program on a bad day, and what must still go on. */
+#include "util.h"
+
+#include <kselftest_harness.h>
+
+FIXTURE(adverse)
+{
+	struct sluice_arena *a;
+};
+
+FIXTURE_SETUP(adverse)
+{
+	self->a = arena_new(4 * MIB);
+	ASSERT_NE(NULL, self->a);
+}
+
+FIXTURE_TEARDOWN(adverse)
+{
+	sluice_arena_detach(self->a);
+}
+
+/*
+ * What those leave unread who do not look after their bells counts against the socket of who rang.
+ * One who sleeps elsewhere must be woken all the same.
+ */
+TEST_F(adverse, unread_bells_do_not_keep_others_from_being_rung)
+{
+	struct sluice_attach_opts opts = {.sz = sizeof(opts)};
+	struct sluice_arena *deaf[60], *guest;
+	struct sluice_channel *out;
+	struct gate opened;
+	uint64_t since;
+	pid_t pid;
+
+	opts.data_fd = sluice_arena_data_fd(self->a);
+	out = channel_new(self->a, "c", 8, SLUICE_CHANNEL_PRODUCE);
+	ASSERT_NE(NULL, out);
+	gate_init(&opened);
+	CHILD(pid) {
+		uint32_t flags = SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_POLL;
+		struct sluice_channel *in = channel_join(arena_child(self->a), "c", flags);
+		uint64_t seed;
+
+		CHECK(in);
+		gate_open(&opened);
+		CHECK_OK(batch_recv(in, &seed, LONG_WAIT));
+	}
+	gate_pass(&opened);
+	for (unsigned int i = 0; i < ARRAY_SIZE(deaf); i++) {
+		ASSERT_EQ(0, sluice_arena_attach(&deaf[i], sluice_arena_fd(self->a), &opts));
+		ASSERT_LE(0, sluice_event_fd(deaf[i]));
+	}
+	/* Each that comes or goes rings all of them. */
+	for (unsigned int i = 0; i < 20; i++) {
+		ASSERT_EQ(0, sluice_arena_attach(&guest, sluice_arena_fd(self->a), &opts));
+		sluice_arena_detach(guest);
+	}
+	child_wait_asleep(pid);
+	since = now_ns();
+	EXPECT_EQ(0, batch_send(out, 8, 1, 0));
+	EXPECT_EQ(0, child_wait(pid));
+	EXPECT_GT(LONG_WAIT / 2, now_ns() - since);
+	for (unsigned int i = 0; i < ARRAY_SIZE(deaf); i++)
+		sluice_arena_detach(deaf[i]);
+	sluice_channel_close(out);
+}
+
+TEST_HARNESS_MAIN

@@ -125,9 +125,10 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 				move_on(head, p.pos); /* N4 */
 				CRASH_POINT("pop_before_wake");
 				/* Not for each cell: who is rung finds room for a while. */
-				if (ring_ahead(ch) <= ch->capacity / 2)
-					wake_one(a, ch->shm->producer_sleepers, UINT64_MAX,
-						 ch->stats);
+				wake_one(a, ch->shm->producer_sleepers,
+					 ring_ahead(ch) <= ch->capacity / 2 ? ROOM_AT_HALF
+									    : ROOM_AT_ONCE,
+					 ch->stats);
 			}
 			if (w) {
 				*lease = cell_index(p.word);

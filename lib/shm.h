@@ -140,10 +140,16 @@ enum shm_bell_kind {
 	BELL_KMOD, /* a record to the kernel's bell .bell_name */
 };
 
+/* When a producer that sleeps for room in the channel wants to be rung. */
+enum shm_room {
+	ROOM_AT_ONCE,
+	ROOM_AT_HALF, /* once the queue is at most half full */
+};
+
 struct shm_endpoint {
 	_Alignas(SHM_LINE) shm_u64 word; /* state:4 | flags:4 | peer:12 | channel:8 */
 	shm_u64 ticket; /* order of going to sleep */
-	shm_u32 need; /* blocks that it waits for in space_sleepers */
+	shm_u32 need; /* blocks that it waits for in space_sleepers, else enum shm_room */
 	shm_u32 bell_kind;
 	shm_u64 bell_name; /* 5 hex digits of the socket, or the kernel's bell id */
 	_Alignas(SHM_LINE) shm_u32 bell; /* 1 = rung */

@@ -77,7 +77,7 @@ static void bell_ring(struct sluice_arena *a, unsigned int n)
 		a->ops->bell_ring(a, ep);
 }
 
-/* The sleeper that has slept longest among those that need no more than @fits blocks. */
+/* The sleeper that has slept longest among those that need no more than @fits. */
 static int map_oldest(struct sluice_arena *a, shm_u64 *map, uint64_t fits)
 {
 	uint64_t best_ticket = UINT64_MAX;
@@ -99,7 +99,8 @@ static int map_oldest(struct sluice_arena *a, shm_u64 *map, uint64_t fits)
 
 /*
  * Ring one sleeper, if there is one.
- * @fits: of the space sleepers, one that needs no more blocks than this
+ * @fits: of the space sleepers, one that needs no more blocks than this; of a channel's producers, one
+ *	that wants to be rung now (enum shm_room)
  *
  * The common case is that nobody sleeps: four loads from a line that nobody writes.
  */

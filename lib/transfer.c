@@ -10,6 +10,8 @@ USDT_DEFINE(batch_next);
 USDT_DEFINE(batch_wait);
 USDT_DEFINE(space_wait);
 
+#define PATIENCE_NS 10000000ull
+
 /* What a wait for a batch or for room took; its beginning is known only once it is over. */
 static void count_wait(struct sluice_channel *ch, shm_u64 *waits, shm_u64 *wait_ns, uint64_t since)
 {
@@ -115,22 +117,33 @@ static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struc
 /*
  * The same for room in the channel, in turns: who waits longest is rung first and may then queue
  * several batches.  Room while others wait is theirs: they are rung before we sleep.
+ * @patient: the consumer need not ring before the queue is half empty.  For a while only: it may do
+ *	something else meanwhile, perhaps wait for what we do next.
  */
-static int wait_for_room(struct sluice_channel *ch, uint64_t deadline, bool *rung)
+static int wait_for_room(struct sluice_channel *ch, uint64_t deadline, bool *patient, bool *rung)
 {
 	shm_u64 *map = ch->shm->producer_sleepers;
+	uint64_t until = deadline;
 	int err = 0;
 
 	if (!map_any(map) && sleep_spin(ch, ready_for_me, deadline))
 		return 0;
+	if (*patient)
+		until = min_u64(deadline, now_ns() + PATIENCE_NS);
+	st_rlx(&ch->ep->need, *patient ? ROOM_AT_HALF : ROOM_AT_ONCE);
 	sleep_prepare(ch, map); /* S1 */
 	if (ring_writable(ch)) /* S2 */
 		wake_one(ch->a, map, UINT64_MAX, ch->stats); /* which may be us */
 	if (map_has(map, ch->number) && !consumers_gone(ch) && !ld_sc(&ch->shm->closing))
-		err = sleep_wait(ch, deadline);
+		err = sleep_wait(ch, until);
 	if (!map_clear(map, ch->number)) { /* S4 */
 		*rung = true;
 		ch->turn = (uint32_t)max_u64(ch->capacity / 8, 1);
+	}
+	if (err == -ETIMEDOUT && until < deadline) {
+		err = 0;
+		*patient = false;
+		ch->turn = (uint32_t)max_u64(ch->turn, 1);
 	}
 	return err;
 }
@@ -311,7 +324,7 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 	shm_u64 *word = &a->leases[lease].word;
 	uint64_t deadline = 0, since = 0;
 	uint64_t ready = lease_to(*from, to, a->slot, ch->index);
-	bool rung;
+	bool rung, patient = true;
 	int err = 0, last = 0;
 
 	rung = disarm(ch);
@@ -358,7 +371,7 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 			since = now_ns();
 			deadline = deadline_ns(timeout_ns);
 		}
-		last = wait_for_room(ch, deadline, &rung);
+		last = wait_for_room(ch, deadline, &patient, &rung);
 	}
 	if (!err && ch->turn && !--ch->turn)
 		rung = true; /* our turn is over */
@@ -390,6 +403,7 @@ int sluice_channel_arm(struct sluice_channel *ch)
 	peer_collect(ch->a);
 	ch->rung = disarm(ch);
 	ch->armed = consume ? ch->shm->consumer_sleepers : ch->shm->producer_sleepers;
+	st_rlx(&ch->ep->need, ROOM_AT_ONCE); /* nobody times how patient a caller's loop is */
 	sleep_prepare(ch, ch->armed);
 	if (consume ? !ready_to_consume(ch) : !ready_to_produce(ch))
 		return 0;

@@ -427,6 +427,39 @@ TEST_F(channel, wakes_a_producer_for_room_in_the_channel)
 	sluice_channel_close(ch);
 }
 
+/* A consumer takes less than half of a full queue, then waits for what that producer does next. */
+TEST_F(channel, one_free_cell_is_room)
+{
+	struct sluice_channel *in, *other;
+	uint64_t seed, since;
+	pid_t pid;
+
+	in = channel_new(self->a, "in", 8, SLUICE_CHANNEL_CONSUME);
+	other = channel_new(self->a, "other", 8, SLUICE_CHANNEL_CONSUME);
+	ASSERT_NE(NULL, in);
+	ASSERT_NE(NULL, other);
+	CHILD(pid) {
+		struct sluice_arena *a = arena_child(self->a);
+		struct sluice_channel *out = channel_join(a, "in", SLUICE_CHANNEL_PRODUCE);
+		struct sluice_channel *then = channel_join(a, "other", SLUICE_CHANNEL_PRODUCE);
+
+		CHECK(out && then);
+		for (unsigned int i = 0; i < 10; i++)
+			CHECK_OK(batch_send(out, 8, i, SLUICE_FOREVER));
+		CHECK_OK(batch_send(then, 8, 10, SLUICE_FOREVER));
+		sluice_arena_detach(a);
+	}
+	child_wait_asleep(pid);
+	since = now_ns();
+	EXPECT_EQ(0, batch_recv(in, &seed, LONG_WAIT));
+	EXPECT_EQ(0, batch_recv(in, &seed, LONG_WAIT));
+	EXPECT_EQ(0, batch_recv(other, &seed, LONG_WAIT));
+	EXPECT_GT(LONG_WAIT / 2, now_ns() - since);
+	EXPECT_EQ(0, child_wait(pid));
+	sluice_channel_close(in);
+	sluice_channel_close(other);
+}
+
 TEST_F(channel, wakes_a_producer_for_room_in_the_arena)
 {
 	struct sluice_channel *ch = channel_new(self->a, "c", 1, 0);

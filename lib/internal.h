@@ -136,6 +136,7 @@ struct sluice_arena {
 	shm_u64 events_told; /* private, as the two below */
 	shm_u32 joins_seen; /* private; atomic because threads share the handle */
 	shm_u32 missed; /* a watch was closed on a peer that others recovered */
+	shm_u32 unwatched; /* there are peers that could not be watched: try again soon */
 	shm_u64 last_look_ns;
 	uint64_t events_seen;
 

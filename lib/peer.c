@@ -156,7 +156,7 @@ static int watch_slot(struct sluice_arena *a, unsigned int slot, uint64_t word)
 	err = a->ops->watch(a, slot, word);
 	if (!err)
 		w->word = word;
-	else if (err != -ESRCH)
+	else if (err != -ESRCH && !ld_rlx(&a->unwatched))
 		sluice_log(SLUICE_LOG_WARN, "peer %u (pid %u): cannot be watched: %s",
 			   peer_id(word), peer_pid(word), strerror(-err));
 	return err;
@@ -203,7 +203,7 @@ void peer_watch_all(struct sluice_arena *a)
 	uint32_t missed;
 	bool all = true;
 
-	if (joins == ld_rlx(&a->joins_seen) && !ld_rlx(&a->missed))
+	if (joins == ld_rlx(&a->joins_seen) && !ld_rlx(&a->missed) && !ld_rlx(&a->unwatched))
 		return;
 	dead.n = 0;
 	pthread_mutex_lock(&a->watch_lock);
@@ -218,8 +218,9 @@ void peer_watch_all(struct sluice_arena *a)
 			all = false;
 		}
 	}
-	/* Out of descriptors, perhaps: try again before the next sleep. */
-	st_rlx(&a->joins_seen, all ? joins : joins - 1);
+	st_rlx(&a->joins_seen, joins);
+	/* Out of descriptors, perhaps: sleeps are short and try again. */
+	st_rlx(&a->unwatched, !all);
 	missed = atomic_exchange_explicit(&a->missed, 0, memory_order_relaxed);
 	pthread_mutex_unlock(&a->watch_lock);
 	recover_list(a, &dead);

@@ -20,6 +20,8 @@
 #define SPIN_MIN_NS 2000
 #define SPIN_MAX_NS 50000
 
+#define UNWATCHED_NS 100000000ull /* how long to sleep at most when no notice of a death may come */
+
 enum sleep_event {
 	EVENT_BELL = 1,
 	EVENT_WATCH,
@@ -428,6 +430,7 @@ static int wait_poll(struct sluice_channel *ch, const struct timespec *left)
  */
 int sleep_wait(struct sluice_channel *ch, uint64_t deadline)
 {
+	uint64_t until = deadline;
 	struct timespec left;
 	int err;
 
@@ -438,20 +441,21 @@ int sleep_wait(struct sluice_channel *ch, uint64_t deadline)
 		/* The first sleep: the kind of bell may have changed since S1, look again. */
 		return 0;
 	}
-	if (deadline != SLUICE_FOREVER) {
+	if (ld_rlx(&ch->a->unwatched))
+		until = min_u64(deadline, now_ns() + UNWATCHED_NS);
+	if (until != SLUICE_FOREVER) {
 		uint64_t now = now_ns();
 
-		if (now >= deadline)
+		if (now >= until)
 			return -ETIMEDOUT;
-		left.tv_sec = (time_t)((deadline - now) / 1000000000);
-		left.tv_nsec = (long)((deadline - now) % 1000000000);
+		left.tv_sec = (time_t)((until - now) / 1000000000);
+		left.tv_nsec = (long)((until - now) % 1000000000);
 	}
 	stat_add(&ch->stats->sleeps, 1);
-	err = ch->mode == SLEEP_POLL
-		      ? wait_poll(ch, deadline == SLUICE_FOREVER ? NULL : &left)
-		      : wait_ring(ch, deadline == SLUICE_FOREVER ? NULL : &left, deadline);
+	err = ch->mode == SLEEP_POLL ? wait_poll(ch, until == SLUICE_FOREVER ? NULL : &left)
+				     : wait_ring(ch, until == SLUICE_FOREVER ? NULL : &left, until);
 	if (err == -ETIME)
-		return -ETIMEDOUT;
+		return until < deadline ? 0 : -ETIMEDOUT;
 	if (err == -EINTR || !err)
 		return err;
 	return sluice_fail(-err, "channel %s: cannot sleep: %s", ch->name, strerror(-err));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* What a host does to a program on a bad day, and what must still go on. */
+#include <sys/resource.h>
+
 #include "util.h"
 
 #include <kselftest_harness.h>
@@ -64,6 +66,54 @@ TEST_F(adverse, unread_bells_do_not_keep_others_from_being_rung)
 	for (unsigned int i = 0; i < ARRAY_SIZE(deaf); i++)
 		sluice_arena_detach(deaf[i]);
 	sluice_channel_close(out);
+}
+
+/* Opens descriptors until there are none left; how many it opened. */
+static unsigned int use_up_fds(int *fds, unsigned int n)
+{
+	struct rlimit limit;
+	unsigned int used = 0;
+	int next = dup(0);
+
+	close(next);
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return 0;
+	limit.rlim_cur = (rlim_t)next + n;
+	if (setrlimit(RLIMIT_NOFILE, &limit))
+		return 0;
+	while (used < n && (fds[used] = dup(0)) >= 0)
+		used++;
+	return used;
+}
+
+/* A peer that joins when no descriptor is left to watch it with must not die unseen. */
+TEST_F(adverse, death_is_seen_although_descriptors_were_short)
+{
+	struct sluice_channel *in;
+	unsigned int used;
+	uint64_t seed;
+	int fds[64];
+	struct gate opened;
+	pid_t pid;
+
+	in = channel_new(self->a, "c", 8, SLUICE_CHANNEL_CONSUME);
+	ASSERT_NE(NULL, in);
+	EXPECT_EQ(-ETIMEDOUT, batch_recv(in, &seed, MSEC)); /* has all that sleeping needs */
+	gate_init(&opened);
+	CHILD(pid) {
+		CHECK(channel_join(arena_child(self->a), "c", SLUICE_CHANNEL_PRODUCE));
+		gate_open(&opened);
+		pause();
+	}
+	gate_pass(&opened);
+	used = use_up_fds(fds, ARRAY_SIZE(fds));
+	ASSERT_LT(0, used);
+	EXPECT_EQ(-ETIMEDOUT, batch_recv(in, &seed, 10 * MSEC));
+	while (used)
+		close(fds[--used]);
+	child_kill(pid);
+	EXPECT_EQ(-EOWNERDEAD, batch_recv(in, &seed, LONG_WAIT));
+	sluice_channel_close(in);
 }
 
 TEST_HARNESS_MAIN

@@ -212,9 +212,14 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 			deadline = deadline_ns(timeout_ns);
 		}
 		now = 0;
-		/* Nothing is queued: no producer must wait for room, and one may be stopped. */
+		/*
+		 * Nothing is queued: no producer must wait for room in the channel, and who was rung
+		 * for room in the arena may be stopped.
+		 */
 		if (map_any(ch->shm->producer_sleepers))
 			wake_one(a, ch->shm->producer_sleepers, UINT64_MAX, ch->stats);
+		if (map_any(a->root->space_sleepers))
+			wake_one(a, a->root->space_sleepers, UINT64_MAX, ch->stats);
 		last = wait_for(ch, ch->shm->consumer_sleepers, ready_to_consume, deadline, &rung);
 	}
 	if (rung && ring_readable(ch))

@@ -116,4 +116,42 @@ TEST_F(adverse, death_is_seen_although_descriptors_were_short)
 	sluice_channel_close(in);
 }
 
+/* One of two who wait for room in the arena is stopped: the ring that it got must not be the last. */
+TEST_F(adverse, stopped_waiter_does_not_keep_room_from_others)
+{
+	struct sluice_channel *in, *out;
+	struct sluice_batch *all;
+	uint64_t seed, since;
+	pid_t pid[2];
+
+	in = channel_new(self->a, "c", 8, SLUICE_CHANNEL_CONSUME);
+	out = channel_join(self->a, "c", SLUICE_CHANNEL_PRODUCE);
+	ASSERT_NE(NULL, in);
+	ASSERT_NE(NULL, out);
+	ASSERT_EQ(0, sluice_batch_begin(out, &all, 4 * MIB - 64 * KIB, 0));
+	for (unsigned int i = 0; i < 2; i++) {
+		CHILD(pid[i]) {
+			struct sluice_arena *a = arena_child(self->a);
+			struct sluice_channel *ch = channel_join(a, "c", SLUICE_CHANNEL_PRODUCE);
+
+			CHECK(ch);
+			CHECK_OK(batch_send(ch, MIB, i, SLUICE_FOREVER));
+			sluice_arena_detach(a);
+		}
+		child_wait_asleep(pid[i]);
+	}
+	kill(pid[0], SIGSTOP);
+	sluice_batch_abort(all); /* rings who has slept longest */
+	since = now_ns();
+	EXPECT_EQ(0, batch_recv(in, &seed, LONG_WAIT));
+	EXPECT_EQ(1, seed);
+	EXPECT_GT(LONG_WAIT / 2, now_ns() - since);
+	kill(pid[0], SIGCONT);
+	EXPECT_EQ(0, batch_recv(in, &seed, LONG_WAIT));
+	for (unsigned int i = 0; i < 2; i++)
+		EXPECT_EQ(0, child_wait(pid[i]));
+	sluice_channel_close(in);
+	sluice_channel_close(out);
+}
+
 TEST_HARNESS_MAIN

@@ -44,12 +44,27 @@ void batch_put(struct sluice_batch *b)
 	pthread_mutex_unlock(&a->pool_lock);
 }
 
+/*
+ * Make sure that nobody opens (by its token) what is going to be overwritten: WRITING extents cannot be.
+ * False when somebody has a reference already.
+ */
+static bool poison_begin(struct sluice_batch *b)
+{
+	struct sluice_arena *a = b->a;
+	uint64_t writing = lease_to(b->word, LEASE_WRITING, a->slot, 0);
+
+	if (b->lease != b->extent || b->word & LEASE_SHARED ||
+	    !cas_sc(&a->leases[b->lease].word, b->word, writing))
+		return false;
+	b->word = writing;
+	return true;
+}
+
 static void batch_drop(struct sluice_batch *b)
 {
 	struct sluice_arena *a = b->a;
 
-	if (a->hdr.flags & SLUICE_ARENA_POISON && !a->region.data_ro && b->lease == b->extent &&
-	    !(ld_acq(&a->leases[b->lease].word) & LEASE_SHARED))
+	if (a->hdr.flags & SLUICE_ARENA_POISON && !a->region.data_ro && poison_begin(b))
 		memset(b->base, POISON, b->extent_bytes);
 	USDT2(batch_release, b->manifest.payload_bytes, a->hdr.arena_id);
 	extent_release(a, b->lease, b->word);

@@ -405,4 +405,55 @@ TEST_F(share, broadcast)
 		EXPECT_EQ(0, child_wait(pid[i]));
 }
 
+/* Who opens a token just while the batch is freed gets all of it or nothing, poisoned or not. */
+TEST(open_and_free_at_once)
+{
+	struct sluice_arena_opts opts = {
+		.sz = sizeof(opts),
+		.flags = SLUICE_ARENA_NO_HUGE | SLUICE_ARENA_POISON,
+		.data_bytes = 4 * MIB,
+	};
+	const int64_t shape = MIB;
+	unsigned int rounds = scaled(20000);
+	_Atomic uint64_t *token;
+	struct sluice_arena *a;
+	struct sluice_batch *b;
+	pid_t pid;
+
+	ASSERT_EQ(0, sluice_arena_create(&a, &opts));
+	token = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_NE(MAP_FAILED, (void *)token);
+	CHILD(pid) {
+		struct sluice_arena *own = arena_child(a);
+		struct sluice_channel *ch = channel_new(own, "c", 1, 0);
+		uint64_t t;
+
+		CHECK(ch);
+		for (unsigned int i = 0; i < rounds; i++) {
+			CHECK_OK(sluice_batch_begin(ch, &b, MIB, LONG_WAIT));
+			CHECK(sluice_batch_tensor_add(b, "x", SLUICE_U8, 1, &shape, NULL));
+			CHECK_OK(sluice_batch_seal(b));
+			CHECK_OK(sluice_batch_token(b, &t));
+			*token = t;
+			sluice_batch_release(b);
+		}
+		*token = UINT64_MAX;
+	}
+	while (*token != UINT64_MAX) {
+		int ret = sluice_batch_open(a, &b, *token);
+
+		if (!ret)
+			sluice_batch_release(b);
+		else if (ret != -ESTALE)
+			break;
+	}
+	EXPECT_EQ(UINT64_MAX, *token)
+	{
+		TH_LOG("%s", sluice_strerror());
+	}
+	EXPECT_EQ(0, child_wait(pid));
+	munmap((void *)token, 4096);
+	sluice_arena_detach(a);
+}
+
 TEST_HARNESS_MAIN

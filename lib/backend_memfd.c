@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -230,14 +231,19 @@ static int memfd_watch(struct sluice_arena *a, unsigned int slot, uint64_t word)
 	if (pid == (uint32_t)getpid())
 		return 0; /* another handle of this process dies with us */
 	fd = (int)syscall(SYS_pidfd_open, pid, 0);
-	if (fd < 0)
-		return -errno;
+	err = fd < 0 ? -errno : 0;
+	/* Where pidfds are refused it can still be asked, from time to time, whether there is one. */
+	if (err && kill((pid_t)pid, 0) && errno == ESRCH)
+		return -ESRCH;
 	/* The pid may belong to somebody else by now. */
 	found = start ? peer_start_time(pid) : 0;
 	if (found && found != start) {
-		close(fd);
+		if (!err)
+			close(fd);
 		return -ESRCH;
 	}
+	if (err)
+		return err;
 	if (epoll_ctl(a->watch_fd, EPOLL_CTL_ADD, fd, &ev)) {
 		err = -errno;
 		close(fd);

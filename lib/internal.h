@@ -92,6 +92,8 @@ static inline uint64_t deadline_ns(uint64_t timeout_ns)
 
 struct sluice_backend_ops;
 
+#define UNWATCHED_NS 100000000ull /* how long to sleep at most when no notice of a death may come */
+
 /* What this process watches of another peer. */
 struct peer_watch {
 	uint64_t word; /* of the peer that is watched; 0 = nobody */

@@ -367,7 +367,7 @@ static int event_none(const struct sluice_arena *a, int err, const char *until)
 
 int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t timeout_ns)
 {
-	uint64_t deadline = deadline_ns(timeout_ns);
+	uint64_t deadline = deadline_ns(timeout_ns), until;
 	int err = event_prepare(a);
 
 	while (!err) {
@@ -386,13 +386,17 @@ int sluice_event_next(struct sluice_arena *a, struct sluice_event *ev, uint64_t 
 		if (deadline == 0)
 			return event_none(a, EAGAIN, "now");
 		err = 0;
-		if (deadline != SLUICE_FOREVER) {
+		until = deadline;
+		if (ld_rlx(&a->unwatched))
+			until = min_u64(deadline, now_ns() + UNWATCHED_NS);
+		if (until != SLUICE_FOREVER) {
 			uint64_t now = now_ns();
 
 			if (now >= deadline)
 				return event_none(a, ETIMEDOUT, "until the timeout");
-			left.tv_sec = (time_t)((deadline - now) / 1000000000);
-			left.tv_nsec = (long)((deadline - now) % 1000000000);
+			until = max_u64(until, now);
+			left.tv_sec = (time_t)((until - now) / 1000000000);
+			left.tv_nsec = (long)((until - now) % 1000000000);
 			ts = &left;
 		}
 		if (ppoll(&p, 1, ts, NULL) < 0)

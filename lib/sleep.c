@@ -20,8 +20,6 @@
 #define SPIN_MIN_NS 2000
 #define SPIN_MAX_NS 50000
 
-#define UNWATCHED_NS 100000000ull /* how long to sleep at most when no notice of a death may come */
-
 enum sleep_event {
 	EVENT_BELL = 1,
 	EVENT_WATCH,

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* What a host does to a program on a bad day, and what must still go on. */
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "util.h"
 
@@ -152,6 +157,51 @@ TEST_F(adverse, stopped_waiter_does_not_keep_room_from_others)
 		EXPECT_EQ(0, child_wait(pid[i]));
 	sluice_channel_close(in);
 	sluice_channel_close(out);
+}
+
+/* Older seccomp profiles of containers do not know this call. */
+static void refuse_pidfds(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = {.len = ARRAY_SIZE(code), .filter = code};
+
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog));
+	CHECK(syscall(SYS_pidfd_open, getpid(), 0) < 0);
+}
+
+TEST_F(adverse, death_is_seen_where_pidfds_are_refused)
+{
+	struct sluice_event ev = {.sz = sizeof(ev)};
+	struct sluice_channel *in;
+	struct gate opened;
+	uint64_t seed;
+	pid_t pid;
+
+	refuse_pidfds();
+	in = channel_new(self->a, "c", 8, SLUICE_CHANNEL_CONSUME);
+	ASSERT_NE(NULL, in);
+	gate_init(&opened);
+	for (int i = 0; i < 2; i++) {
+		CHILD(pid) {
+			CHECK(channel_join(arena_child(self->a), "c", SLUICE_CHANNEL_PRODUCE));
+			gate_open(&opened);
+			pause();
+		}
+		gate_pass(&opened);
+		EXPECT_EQ(-ETIMEDOUT, batch_recv(in, &seed, 5 * MSEC));
+		child_kill(pid);
+		if (!i)
+			EXPECT_EQ(-EOWNERDEAD, batch_recv(in, &seed, LONG_WAIT));
+		EXPECT_EQ(0, sluice_event_next(self->a, &ev, LONG_WAIT));
+		EXPECT_EQ(pid, ev.pid);
+	}
+	sluice_channel_close(in);
 }
 
 TEST_HARNESS_MAIN

@@ -161,8 +161,7 @@ void crew_start(struct crew *c, const struct crew_opts *o)
 	CHECK(c->in);
 	c->n = o->producers;
 	for (unsigned int i = 0; i < c->n; i++)
-		CHILD(c->pid[i])
-		{
+		CHILD(c->pid[i]) {
 			producer(c->a, o);
 		}
 }
@@ -274,8 +273,7 @@ int main(int argc, char **argv)
 
 		if (!wanted(groups[i].name, argv + 2, argc - 2))
 			continue;
-		CHILD(pid)
-		{
+		CHILD(pid) {
 			/* CUDA and fork: producers first, then the device, each group anew. */
 			groups[i].run();
 			gpu_describe();

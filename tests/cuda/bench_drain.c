@@ -93,8 +93,7 @@ static void copies_of(uint64_t bytes, const char *name)
 	pid_t pid;
 
 	d.out = channel_new(d.a, "drain", 6, SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		worker_releases(d.a, "drain");
 	}
 	drain_open(&d, &o);
@@ -122,8 +121,7 @@ void bench_drain_copies(void)
 {
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		copies_of(64 * MIB, "D2H, 64 MiB batches");
 	}
 	CHECK_OK(child_wait(pid));
@@ -215,8 +213,7 @@ static double reference(bool asleep)
 	cudaStream_t s;
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		for (uint32_t i = 1;; i++) {
 			uint64_t n;
 
@@ -258,8 +255,7 @@ static double ours(bool asleep, bool own_stream, int64_t bytes)
 	pid_t pid;
 
 	d.out = channel_new(d.a, "bell", 16, SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(d.a);
 		struct sluice_channel_opts in = {
 			.sz = sizeof(in),
@@ -299,8 +295,7 @@ static double apart(double (*fn)(bool asleep, bool own_stream, int64_t bytes), b
 	double *v = (double *)shared_new();
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		*v = fn(asleep, own_stream, bytes);
 	}
 	CHECK_OK(child_wait(pid));

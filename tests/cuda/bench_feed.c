@@ -150,8 +150,7 @@ void bench_copies(void)
 	pid_t pid;
 
 	/* A process each, because producers are forked before CUDA starts. */
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		copies_of(64 * MIB, "H2D, 64 MiB batches", false);
 	}
 	CHECK_OK(child_wait(pid));
@@ -322,8 +321,7 @@ static void small_latency(void)
 
 	gate_init(&go);
 	CHECK_OK(sluice_channel_create(&crew.in, a, "latency", &in));
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *mine = arena_child(a);
 		struct sluice_channel *out = channel_join(mine, "latency", SLUICE_CHANNEL_PRODUCE);
 		int64_t shape = SMALL;
@@ -369,8 +367,7 @@ void bench_small(void)
 {
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		small_rate();
 	}
 	CHECK_OK(child_wait(pid));

@@ -279,8 +279,7 @@ TEST_F(errors, fork_after_the_driver_has_started)
 	ASSERT_TRUE(gpu_init(0));
 	ASSERT_CUDA(0, sluice_cuda_attach(&self->c, self->a, NULL));
 	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, NULL));
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_cuda_batch *b;
 
 		CHECK(sluice_cuda_feed_next(f, &b, NULL, 0) == -ECHILD);

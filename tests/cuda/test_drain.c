@@ -130,8 +130,7 @@ TEST_F(drain, random_sizes_in_order)
 	const unsigned int rounds = scaled(200);
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *in = channel_join(a, "drain", SLUICE_CHANNEL_CONSUME);
 		uint64_t seed;
@@ -220,8 +219,7 @@ TEST_F(drain, sleeping_workers)
 	if (variant->flags & SLUICE_CUDA_DRAIN_NO_WAKE)
 		SKIP(return, "workers must not sleep without wake-ups");
 	for (unsigned int w = 0; w < 3; w++)
-		CHILD(pid[w])
-		{
+		CHILD(pid[w]) {
 			struct sluice_arena *a = arena_child(self->a);
 			struct sluice_channel *in = channel_join(
 				a, "drain", SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_NO_SPIN);
@@ -315,8 +313,7 @@ TEST_F(drain, workers_are_killed)
 	int ret;
 
 	for (unsigned int w = 0; w < 3; w++)
-		CHILD(pid[w])
-		{
+		CHILD(pid[w]) {
 			struct sluice_arena *a = arena_child(self->a);
 			struct sluice_channel *in =
 				channel_join(a, "drain", SLUICE_CHANNEL_CONSUME);
@@ -360,8 +357,7 @@ TEST_F(drain, its_process_is_killed)
 		void *p[4];
 		int ret;
 
-		CHILD(pid)
-		{
+		CHILD(pid) {
 			FIXTURE_DATA(drain) mine = {.a = arena_child(self->a)};
 
 			mine.out = channel_join(mine.a, "drain", SLUICE_CHANNEL_PRODUCE);

@@ -160,8 +160,7 @@ TEST_F(feed, random_sizes_and_types)
 	int64_t got = 0, n;
 	pid_t pid;
 
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *out = channel_join(a, "feed", SLUICE_CHANNEL_PRODUCE);
 
@@ -511,8 +510,7 @@ static void producers_run(struct sluice_arena *inherited, unsigned int n, unsign
 
 	gate_init(&joined);
 	for (unsigned int p = 0; p < n; p++) {
-		CHILD(pid[p])
-		{
+		CHILD(pid[p]) {
 			struct sluice_arena *a = arena_child(inherited);
 			struct sluice_channel *out =
 				channel_join(a, "feed", SLUICE_CHANNEL_PRODUCE);
@@ -600,8 +598,7 @@ TEST_F(feed, consumer_is_killed)
 	producers_run(self->a, 2, scaled(100), pid, NULL);
 	sluice_channel_close(self->out);
 	self->out = NULL;
-	CHILD(consumer)
-	{
+	CHILD(consumer) {
 		FIXTURE_DATA(feed) mine = {.a = arena_child(self->a)};
 
 		mine.in = channel_join(mine.a, "feed", SLUICE_CHANNEL_CONSUME);
@@ -645,8 +642,7 @@ TEST_F(feed, two_consumers_share_a_channel)
 	gate_init(&start);
 	gate_init(&ready);
 	producers_run(self->a, 2, batches, producer, &start);
-	CHILD(consumer)
-	{
+	CHILD(consumer) {
 		FIXTURE_DATA(feed) mine = {.a = arena_child(self->a)};
 
 		mine.in = channel_join(mine.a, "feed", SLUICE_CHANNEL_CONSUME);
@@ -765,8 +761,7 @@ TEST_F_TIMEOUT(feed, many_small_batches_do_not_grow, 200)
 	gate_init(&joined);
 	if (gpu_is_fake())
 		setenv("FAKE_CUDA_DELAY_US", "0", 1);
-	CHILD(pid)
-	{
+	CHILD(pid) {
 		struct sluice_arena *a = arena_child(self->a);
 		struct sluice_channel *out = channel_join(a, "feed", SLUICE_CHANNEL_PRODUCE);
 

@@ -105,6 +105,12 @@ static int submit(FIXTURE_DATA(drain) * self, size_t at, size_t bytes, uint64_t 
 	return sluice_cuda_drain_submit(self->d, &t, 1, self->s, &opts);
 }
 
+/* Without wake-ups a worker may sleep only when everything has arrived. */
+static int arrived(FIXTURE_DATA(drain) *self, uint32_t flags)
+{
+	return flags & SLUICE_CUDA_DRAIN_NO_WAKE ? sluice_cuda_drain_flush(self->d, LONG_WAIT) : 0;
+}
+
 TEST_F(drain, one_batch)
 {
 	struct sluice_cuda_drain_stats st = {.sz = sizeof(st)};
@@ -116,6 +122,7 @@ TEST_F(drain, one_batch)
 	/* The kernel before it runs for a while yet. */
 	EXPECT_EQ(-EAGAIN, batch_recv(self->in, &seed, 0));
 	EXPECT_EQ(-EAGAIN, sluice_cuda_drain_flush(self->d, 0));
+	ASSERT_CUDA(0, arrived(self, variant->flags));
 	ASSERT_EQ(0, batch_recv(self->in, &seed, LONG_WAIT));
 	EXPECT_EQ(5, seed);
 	ASSERT_CUDA(0, sluice_cuda_drain_flush(self->d, LONG_WAIT));
@@ -191,6 +198,7 @@ TEST_F(drain, tensors_and_metadata)
 	t[9].shape = empty;
 	t[9].data = NULL;
 	ASSERT_CUDA(0, sluice_cuda_drain_submit(self->d, t, ARRAY_SIZE(t), self->s, &opts));
+	ASSERT_CUDA(0, arrived(self, variant->flags));
 	ASSERT_EQ(0, sluice_channel_next(self->in, &b, LONG_WAIT));
 	ASSERT_EQ(0, sluice_batch_info(b, &info));
 	EXPECT_EQ(77, info.tag);
@@ -268,6 +276,7 @@ TEST_F(drain, slow_workers_hold_it_back)
 	for (unsigned int i = 0; i < 8; i++)
 		ASSERT_EQ(0, batch_recv(self->in, &seed, LONG_WAIT));
 	ASSERT_CUDA(0, submit(self, 0, 100000, 2, LONG_WAIT));
+	ASSERT_CUDA(0, arrived(self, variant->flags));
 	ASSERT_EQ(0, batch_recv(self->in, &seed, LONG_WAIT));
 	EXPECT_EQ(2, seed);
 	EXPECT_EQ(-E2BIG, sluice_cuda_drain_submit(

@@ -106,7 +106,7 @@ static int submit(FIXTURE_DATA(drain) * self, size_t at, size_t bytes, uint64_t 
 }
 
 /* Without wake-ups a worker may sleep only when everything has arrived. */
-static int arrived(FIXTURE_DATA(drain) *self, uint32_t flags)
+static int arrived(FIXTURE_DATA(drain) * self, uint32_t flags)
 {
 	return flags & SLUICE_CUDA_DRAIN_NO_WAKE ? sluice_cuda_drain_flush(self->d, LONG_WAIT) : 0;
 }

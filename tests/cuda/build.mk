@@ -37,16 +37,18 @@ $(CUDA_FAKE_SUITES:%=$(B)/test/cuda-$(1)/%): $(B)/test/cuda-$(1)/%: $(B)/test/cu
 
 .PRECIOUS: $(B)/test/cuda-$(1)/%.o
 -include $(wildcard $(B)/test/cuda-$(1)/*.d)
-CUDA_TESTS_$(1) := $(addprefix $(B)/test/cuda-$(1)/,$(CUDA_SUITES) $(CUDA_FAKE_SUITES))
+# A sanitizer's run time cannot be loaded into the example.
+CUDA_TESTS_$(1) := $(addprefix $(B)/test/cuda-$(1)/,$(CUDA_SUITES) \
+	$(if $(filter lib,$(1)),$(CUDA_FAKE_SUITES),$(filter-out example,$(CUDA_FAKE_SUITES))))
 endef
 $(foreach v,$(CUDA_TEST_VARIANTS),$(eval $(call cuda_test_variant,$(v))))
 
 .PHONY: check-cuda check-cuda-asan check-cuda-tsan
 check-cuda: $(CUDA_TESTS_lib) | $(B)/gpu/example_feed
 	$(Q)tests/prove cuda $^
-check-cuda-asan: $(CUDA_TESTS_asan) | $(B)/gpu/example_feed
+check-cuda-asan: $(CUDA_TESTS_asan)
 	$(Q)TEST_DIVISOR=4 tests/prove cuda-asan $^
-check-cuda-tsan: $(CUDA_TESTS_tsan) | $(B)/gpu/example_feed
+check-cuda-tsan: $(CUDA_TESTS_tsan)
 	$(Q)TEST_DIVISOR=8 tests/prove cuda-tsan $^
 
 # ------------------------------------------------------------------ on a GPU

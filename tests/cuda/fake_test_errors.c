@@ -238,7 +238,7 @@ TEST_F(errors, read_only_arena_on_an_old_device)
 	sluice_arena_detach(ro);
 }
 
-TEST_F(errors, every_call_of_attach_fails_once)
+TEST_F_TIMEOUT(errors, every_call_of_attach_fails_once, 120)
 {
 	static const char *const calls[] = {
 		"cuDevicePrimaryCtxRetain",
@@ -334,7 +334,7 @@ TEST_F(errors, device_memory_runs_out_and_comes_back)
 }
 
 /* Any call may fail at any time: no batch is lost or seen twice, nothing leaks. */
-TEST_F(errors, calls_of_the_feed_fail_now_and_then)
+TEST_F_TIMEOUT(errors, calls_of_the_feed_fail_now_and_then, 120)
 {
 	static const char *const calls[] = {
 		"cuMemcpyHtoDAsync", "cuEventRecord",	"cuStreamWaitEvent", "cuLaunchHostFunc",
@@ -459,7 +459,7 @@ static int drain_one(FIXTURE_DATA(errors) * self, struct sluice_cuda_drain *d, v
 	return sluice_cuda_drain_submit(d, &t, 1, self->s, &o);
 }
 
-TEST_F(errors, calls_of_the_drain_fail_now_and_then)
+TEST_F_TIMEOUT(errors, calls_of_the_drain_fail_now_and_then, 120)
 {
 	static const char *const calls[] = {
 		"cuMemcpyDtoHAsync",	"cuEventRecord",  "cuStreamWaitEvent",

@@ -75,9 +75,8 @@ void anchor_put(struct anchor *an)
 		return;
 	if (an->kind == ANCHOR_BATCH && an->ar->retire && an->gen == fork_gen) {
 		an->next = atomic_load_explicit(&retired, memory_order_relaxed);
-		while (!atomic_compare_exchange_weak_explicit(&retired, &an->next, an,
-							      memory_order_release,
-							      memory_order_relaxed))
+		while (!atomic_compare_exchange_weak_explicit(
+			&retired, &an->next, an, memory_order_release, memory_order_relaxed))
 			;
 		return;
 	}

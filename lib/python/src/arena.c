@@ -9,8 +9,7 @@
 PyTypeObject *arena_type;
 
 struct py_arena {
-	PyObject_HEAD
-	struct arena_ref *ar;
+	PyObject_HEAD struct arena_ref *ar;
 };
 
 /*
@@ -173,22 +172,17 @@ static PyObject *arena_info(PyObject *self, PyObject *unused)
 	rc = sluice_arena_info(ar->a, &in);
 	if (rc)
 		return raise_errno(rc);
-	return Py_BuildValue("{sK sI sI sK sK sK sK sK sK si sI sK sK sK ss}",
-			     "id", (unsigned long long)in.id,
-			     "backend", in.backend,
-			     "role", in.role,
-			     "control_bytes", (unsigned long long)in.control_bytes,
-			     "data_bytes", (unsigned long long)in.data_bytes,
-			     "block_bytes", (unsigned long long)in.block_bytes,
-			     "blocks", (unsigned long long)in.blocks,
-			     "huge_bytes", (unsigned long long)in.huge_bytes,
-			     "huge_page_bytes", (unsigned long long)in.huge_page_bytes,
-			     "numa_node", in.numa_node,
-			     "peers", in.peers,
-			     "peer_id", (unsigned long long)in.peer_id,
-			     "data", (unsigned long long)(uintptr_t)in.data,
-			     "create_ns", (unsigned long long)in.create_ns,
-			     "label", in.label);
+	return Py_BuildValue("{sK sI sI sK sK sK sK sK sK si sI sK sK sK ss}", "id",
+			     (unsigned long long)in.id, "backend", in.backend, "role", in.role,
+			     "control_bytes", (unsigned long long)in.control_bytes, "data_bytes",
+			     (unsigned long long)in.data_bytes, "block_bytes",
+			     (unsigned long long)in.block_bytes, "blocks",
+			     (unsigned long long)in.blocks, "huge_bytes",
+			     (unsigned long long)in.huge_bytes, "huge_page_bytes",
+			     (unsigned long long)in.huge_page_bytes, "numa_node", in.numa_node,
+			     "peers", in.peers, "peer_id", (unsigned long long)in.peer_id, "data",
+			     (unsigned long long)(uintptr_t)in.data, "create_ns",
+			     (unsigned long long)in.create_ns, "label", in.label);
 }
 
 static PyObject *arena_usage(PyObject *self, PyObject *unused)
@@ -202,15 +196,13 @@ static PyObject *arena_usage(PyObject *self, PyObject *unused)
 	rc = sluice_arena_usage(ar->a, &u);
 	if (rc)
 		return raise_errno(rc);
-	return Py_BuildValue("{sK sK sK sK sK sK sK sK sK}",
-			     "free_bytes", (unsigned long long)u.free_bytes,
-			     "largest_free_bytes", (unsigned long long)u.largest_free_bytes,
-			     "free_runs", (unsigned long long)u.free_runs,
-			     "writing", (unsigned long long)u.writing,
-			     "ready", (unsigned long long)u.ready,
-			     "held", (unsigned long long)u.held,
-			     "parked", (unsigned long long)u.parked,
-			     "shared", (unsigned long long)u.shared,
+	return Py_BuildValue("{sK sK sK sK sK sK sK sK sK}", "free_bytes",
+			     (unsigned long long)u.free_bytes, "largest_free_bytes",
+			     (unsigned long long)u.largest_free_bytes, "free_runs",
+			     (unsigned long long)u.free_runs, "writing",
+			     (unsigned long long)u.writing, "ready", (unsigned long long)u.ready,
+			     "held", (unsigned long long)u.held, "parked",
+			     (unsigned long long)u.parked, "shared", (unsigned long long)u.shared,
 			     "reserved_bytes", (unsigned long long)u.reserved_bytes);
 }
 
@@ -234,15 +226,11 @@ static PyObject *arena_peers(PyObject *self, PyObject *unused)
 	}
 	list = PyList_New(0);
 	for (int i = 0; list && i < n && i < SLUICE_MAX_PEERS; i++) {
-		PyObject *d = Py_BuildValue("{sK sI sI sI sI sK sd ss}",
-					    "id", (unsigned long long)p[i].id,
-					    "pid", p[i].pid,
-					    "state", p[i].state,
-					    "role", p[i].role,
-					    "extents", p[i].extents,
-					    "bytes", (unsigned long long)p[i].bytes,
-					    "oldest", p[i].oldest_ns / 1e9,
-					    "comm", p[i].comm);
+		PyObject *d = Py_BuildValue("{sK sI sI sI sI sK sd ss}", "id",
+					    (unsigned long long)p[i].id, "pid", p[i].pid, "state",
+					    p[i].state, "role", p[i].role, "extents", p[i].extents,
+					    "bytes", (unsigned long long)p[i].bytes, "oldest",
+					    p[i].oldest_ns / 1e9, "comm", p[i].comm);
 
 		if (!d || PyList_Append(list, d))
 			Py_CLEAR(list);
@@ -276,15 +264,11 @@ static PyObject *arena_event(PyObject *self, PyObject *args)
 		return NULL;
 	if (rc)
 		Py_RETURN_NONE;
-	return Py_BuildValue("{sI sI sK sK sK sK si si}",
-			     "type", ev.type,
-			     "pid", ev.pid,
-			     "peer_id", (unsigned long long)ev.peer_id,
-			     "extents", (unsigned long long)ev.extents,
-			     "bytes", (unsigned long long)ev.bytes,
-			     "lost", (unsigned long long)ev.lost,
-			     "signal", ev.signal,
-			     "exit_code", ev.exit_code);
+	return Py_BuildValue("{sI sI sK sK sK sK si si}", "type", ev.type, "pid", ev.pid, "peer_id",
+			     (unsigned long long)ev.peer_id, "extents",
+			     (unsigned long long)ev.extents, "bytes", (unsigned long long)ev.bytes,
+			     "lost", (unsigned long long)ev.lost, "signal", ev.signal, "exit_code",
+			     ev.exit_code);
 }
 
 static PyObject *arena_channel(PyObject *self, PyObject *args, PyObject *kw)
@@ -347,7 +331,8 @@ static PyObject *arena_get_closed(PyObject *obj, void *unused)
 }
 
 static PyMethodDef arena_methods[] = {
-	{"attach", arena_attach, METH_VARARGS | METH_CLASS, "attach(fd, data_fd=0, consumer=False)"},
+	{"attach", arena_attach, METH_VARARGS | METH_CLASS,
+	 "attach(fd, data_fd=0, consumer=False)"},
 	{"recv", arena_recv, METH_VARARGS | METH_CLASS, "recv(sock_fd, consumer=False)"},
 	{"send", arena_send, METH_VARARGS, "send(sock_fd, consumer=False)"},
 	{"close", arena_close, METH_NOARGS, "Let go; detaches when the last view is gone."},

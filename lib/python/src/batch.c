@@ -8,10 +8,9 @@
 PyTypeObject *batch_type;
 
 struct py_batch {
-	PyObject_HEAD
-	struct arena_ref *ar;
+	PyObject_HEAD struct arena_ref *ar;
 	struct sluice_batch *writing; /* until published or aborted */
-	struct anchor *held;	      /* until released */
+	struct anchor *held; /* until released */
 	unsigned int gen;
 };
 
@@ -302,16 +301,13 @@ static PyObject *batch_info(struct py_batch *self, PyObject *unused)
 	rc = sluice_batch_info(b, &in);
 	if (rc)
 		return raise_errno(rc);
-	return Py_BuildValue("{sI sI sK sK sK sK sK sK sK}",
-			     "tensors", in.tensors,
-			     "blobs", in.blobs,
-			     "payload", (unsigned long long)(uintptr_t)in.payload,
+	return Py_BuildValue("{sI sI sK sK sK sK sK sK sK}", "tensors", in.tensors, "blobs",
+			     in.blobs, "payload", (unsigned long long)(uintptr_t)in.payload,
 			     "payload_bytes", (unsigned long long)in.payload_bytes,
 			     "payload_offset", (unsigned long long)in.payload_offset,
-			     "extent_bytes", (unsigned long long)in.extent_bytes,
-			     "producer", (unsigned long long)in.producer,
-			     "sequence", (unsigned long long)in.sequence,
-			     "tag", (unsigned long long)in.tag);
+			     "extent_bytes", (unsigned long long)in.extent_bytes, "producer",
+			     (unsigned long long)in.producer, "sequence",
+			     (unsigned long long)in.sequence, "tag", (unsigned long long)in.tag);
 }
 
 static PyObject *batch_tensor(struct py_batch *self, PyObject *args)

@@ -9,8 +9,7 @@
 PyTypeObject *channel_type;
 
 struct py_channel {
-	PyObject_HEAD
-	PyObject *arena;
+	PyObject_HEAD PyObject *arena;
 	struct arena_ref *ar;
 	struct sluice_channel *ch;
 	PyThread_type_lock lock; /* an endpoint is for one thread at a time */
@@ -93,8 +92,8 @@ PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_cha
 
 	if (!ar)
 		return NULL;
-	rc = create ? sluice_channel_create(&ch, ar->a, name, opts) :
-		      sluice_channel_open(&ch, ar->a, name, opts);
+	rc = create ? sluice_channel_create(&ch, ar->a, name, opts)
+		    : sluice_channel_open(&ch, ar->a, name, opts);
 	if (rc)
 		return raise_errno(rc);
 	self = PyObject_New(struct py_channel, channel_type);
@@ -198,8 +197,8 @@ static PyObject *channel_next(struct py_channel *self, PyObject *args)
 	return out;
 }
 
-static int begin_wait(struct py_channel *self, struct sluice_batch **b,
-		      struct sluice_batch_opts *o, uint64_t deadline, PyObject *alive)
+static int begin_wait(struct py_channel *self, struct sluice_batch **b, struct sluice_batch_opts *o,
+		      uint64_t deadline, PyObject *alive)
 {
 	int rc;
 
@@ -334,23 +333,18 @@ static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
 
 static PyObject *stats_dict(const struct sluice_channel_stats *s)
 {
-	return Py_BuildValue("{sK sK sK sK sK sd sK sd sK sK sK sK sI sI sI sI}",
-			     "published", (unsigned long long)s->published,
-			     "published_bytes", (unsigned long long)s->published_bytes,
-			     "consumed", (unsigned long long)s->consumed,
-			     "consumed_bytes", (unsigned long long)s->consumed_bytes,
-			     "space_waits", (unsigned long long)s->space_waits,
-			     "space_wait", s->space_wait_ns / 1e9,
-			     "batch_waits", (unsigned long long)s->batch_waits,
-			     "batch_wait", s->batch_wait_ns / 1e9,
-			     "spins", (unsigned long long)s->spins,
-			     "sleeps", (unsigned long long)s->sleeps,
-			     "doorbells", (unsigned long long)s->doorbells,
-			     "doorbells_suppressed", (unsigned long long)s->doorbells_suppressed,
-			     "queued", s->queued,
-			     "capacity", s->capacity,
-			     "producers", s->producers,
-			     "consumers", s->consumers);
+	return Py_BuildValue(
+		"{sK sK sK sK sK sd sK sd sK sK sK sK sI sI sI sI}", "published",
+		(unsigned long long)s->published, "published_bytes",
+		(unsigned long long)s->published_bytes, "consumed", (unsigned long long)s->consumed,
+		"consumed_bytes", (unsigned long long)s->consumed_bytes, "space_waits",
+		(unsigned long long)s->space_waits, "space_wait", s->space_wait_ns / 1e9,
+		"batch_waits", (unsigned long long)s->batch_waits, "batch_wait",
+		s->batch_wait_ns / 1e9, "spins", (unsigned long long)s->spins, "sleeps",
+		(unsigned long long)s->sleeps, "doorbells", (unsigned long long)s->doorbells,
+		"doorbells_suppressed", (unsigned long long)s->doorbells_suppressed, "queued",
+		s->queued, "capacity", s->capacity, "producers", s->producers, "consumers",
+		s->consumers);
 }
 
 static PyObject *channel_stats(struct py_channel *self, PyObject *unused)
@@ -415,7 +409,8 @@ static PyMethodDef channel_methods[] = {
 	 "next(timeout=None, alive=None): the next batch; alive() is called while waiting."},
 	{"begin", (PyCFunction)channel_begin, METH_VARARGS,
 	 "begin(nbytes, tensors=0, timeout=None): a batch to write."},
-	{"put", (PyCFunction)channel_put, METH_VARARGS, "put(plan, tag=0, timeout=None, alive=None)"},
+	{"put", (PyCFunction)channel_put, METH_VARARGS,
+	 "put(plan, tag=0, timeout=None, alive=None)"},
 	{"share", (PyCFunction)channel_share, METH_VARARGS,
 	 "share(batch, timeout=None, alive=None): queue a reference to a held batch."},
 	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},

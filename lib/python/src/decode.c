@@ -176,8 +176,8 @@ static PyObject *read_dict(struct reader *r)
 
 static PyObject *text(uint8_t kind, const char *p, uint64_t len)
 {
-	return kind == WIRE_STR ? PyUnicode_DecodeUTF8(p, len, NULL) :
-				  PyBytes_FromStringAndSize(p, len);
+	return kind == WIRE_STR ? PyUnicode_DecodeUTF8(p, len, NULL)
+				: PyBytes_FromStringAndSize(p, len);
 }
 
 static PyObject *read_strings(struct reader *r)
@@ -309,8 +309,8 @@ static PyObject *read_class(struct reader *r)
 	if (n == (uint64_t)PyList_Size(r->classes)) {
 		data = take_inline(r, &len);
 		cls = data ? PyObject_CallMethod(r->codec, "load_class", "y#", data,
-						 (Py_ssize_t)len) :
-			     NULL;
+						 (Py_ssize_t)len)
+			   : NULL;
 		if (!cls || PyList_Append(r->classes, cls)) {
 			Py_XDECREF(cls);
 			return NULL;

@@ -20,16 +20,15 @@ struct span {
 struct item {
 	uint64_t off;
 	uint64_t len;
-	const void *src;     /* memcpy */
-	struct span *spans;  /* or: a table of positions, then these one after another */
+	const void *src; /* memcpy */
+	struct span *spans; /* or: a table of positions, then these one after another */
 	uint64_t nspans;
-	Py_buffer *gather;   /* or: made contiguous */
-	PyObject *call;	     /* or: call(address) writes it */
+	Py_buffer *gather; /* or: made contiguous */
+	PyObject *call; /* or: call(address) writes it */
 };
 
 struct plan {
-	PyObject_HEAD
-	char *buf; /* the structure */
+	PyObject_HEAD char *buf; /* the structure */
 	uint64_t len, cap;
 	struct item *items;
 	size_t nitems, items_cap;
@@ -46,8 +45,8 @@ struct plan {
 	uint64_t placed; /* bytes found there */
 	/* state of the walk */
 	PyObject *codec;
-	PyObject *classes;	/* type -> number */
-	PyObject *kinds;	/* codec.kinds: type -> wire_class */
+	PyObject *classes; /* type -> number */
+	PyObject *kinds; /* codec.kinds: type -> wire_class */
 	const void **memo_keys; /* open addressing */
 	uint32_t *memo_vals;
 	uint32_t memo_n, memo_cap;
@@ -106,8 +105,8 @@ static int put_u64(struct plan *pl, uint64_t v)
 static int put_count(struct plan *pl, uint8_t op, Py_ssize_t n)
 {
 	if ((uint64_t)n > UINT32_MAX) {
-		PyErr_Format(PyExc_OverflowError, "a container of %zd items, at most %u are possible",
-			     n, UINT32_MAX);
+		PyErr_Format(PyExc_OverflowError,
+			     "a container of %zd items, at most %u are possible", n, UINT32_MAX);
 		return -1;
 	}
 	return put_u8(pl, op) || put_u32(pl, n) ? -1 : 0;
@@ -262,8 +261,8 @@ static int encode_pickle(struct plan *pl, PyObject *o)
 		return -1;
 	rc = -1;
 	if (!PyArg_ParseTuple(pair, "SO!O", &data, &PyList_Type, &bufs, &owners) ||
-	    keep(pl, owners) || PyBytes_AsStringAndSize(data, &p, &len) || put_count(pl, WIRE_PICKLE, len) ||
-	    put(pl, p, len))
+	    keep(pl, owners) || PyBytes_AsStringAndSize(data, &p, &len) ||
+	    put_count(pl, WIRE_PICKLE, len) || put(pl, p, len))
 		goto out;
 	n = PyList_Size(bufs);
 	if (put_u32(pl, n))
@@ -399,9 +398,9 @@ static int encode_strings(struct plan *pl, PyObject *seq, Py_ssize_t n, uint8_t 
 	return put_u8(pl, WIRE_STRINGS) ||
 			       put_u8(pl, tp == &PyUnicode_Type ? WIRE_STR : WIRE_BYTES) ||
 			       put_u8(pl, container) || put_u32(pl, n) || put_u64(pl, it->off) ||
-			       put_u64(pl, it->off + table) || put_u64(pl, total) ?
-		       -1 :
-		       1;
+			       put_u64(pl, it->off + table) || put_u64(pl, total)
+		       ? -1
+		       : 1;
 }
 
 #define STRINGS_MIN 4
@@ -518,9 +517,9 @@ static int encode_named(struct plan *pl, PyObject *o)
 	Py_ssize_t n = PyTuple_Size(o);
 
 	return put_u8(pl, WIRE_NAMED) || encode_class(pl, Py_TYPE(o)) || put_u32(pl, n) ||
-			       encode_items(pl, o, n) ?
-		       -1 :
-		       0;
+			       encode_items(pl, o, n)
+		       ? -1
+		       : 0;
 }
 
 static int encode_object(struct plan *pl, PyObject *o)

@@ -14,8 +14,7 @@ PyTypeObject *retired_type;
 
 /* Batches whose last view is gone, waiting for the GPU; dropping the object frees them. */
 struct retired {
-	PyObject_HEAD
-	struct anchor *list;
+	PyObject_HEAD struct anchor *list;
 	Py_ssize_t count;
 };
 

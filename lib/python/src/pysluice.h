@@ -29,7 +29,7 @@ struct arena_ref {
 	unsigned int gen;
 	struct sluice_arena *a;
 	struct gpu_pin *pin; /* registered with the GPU: releases wait for copies */
-	bool retire;	     /* releases are queued for retired_take() */
+	bool retire; /* releases are queued for retired_take() */
 };
 
 struct arena_ref *arena_ref_get(struct arena_ref *ar);
@@ -42,8 +42,8 @@ void arena_ref_put(struct arena_ref *ar);
 enum anchor_kind {
 	ANCHOR_BATCH, /* a held batch */
 	ANCHOR_ARENA, /* only the mapping: memory of a batch that is being written */
-	ANCHOR_HEAP,  /* private copy */
-	ANCHOR_MAP,   /* a mapping of its own */
+	ANCHOR_HEAP, /* private copy */
+	ANCHOR_MAP, /* a mapping of its own */
 };
 
 struct anchor {
@@ -117,8 +117,7 @@ bool deadline_passed(uint64_t deadline);
 uint64_t deadline_slice(uint64_t deadline);
 PyObject *raise_errno(int err);
 
-extern PyTypeObject *arena_type, *channel_type, *batch_type, *view_type, *plan_type,
-	*retired_type;
+extern PyTypeObject *arena_type, *channel_type, *batch_type, *view_type, *plan_type, *retired_type;
 
 int module_add_type(PyObject *mod, const char *name, PyTypeObject *tp);
 int arena_type_init(PyObject *mod);

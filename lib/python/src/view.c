@@ -13,8 +13,7 @@
 PyTypeObject *view_type;
 
 struct view {
-	PyObject_HEAD
-	struct anchor *an;
+	PyObject_HEAD struct anchor *an;
 	void *data;
 	uint64_t bytes;
 	bool readonly;
@@ -28,10 +27,10 @@ static const struct {
 	uint8_t bits;
 	const char *format;
 } formats[] = {
-	{SLUICE_INT, 8, "b"},	   {SLUICE_INT, 16, "h"},	{SLUICE_INT, 32, "i"},
-	{SLUICE_INT, 64, "q"},	   {SLUICE_UINT, 8, "B"},	{SLUICE_UINT, 16, "H"},
-	{SLUICE_UINT, 32, "I"},	   {SLUICE_UINT, 64, "Q"},	{SLUICE_FLOAT, 16, "e"},
-	{SLUICE_FLOAT, 32, "f"},   {SLUICE_FLOAT, 64, "d"},	{SLUICE_BOOL, 8, "?"},
+	{SLUICE_INT, 8, "b"},	    {SLUICE_INT, 16, "h"},	 {SLUICE_INT, 32, "i"},
+	{SLUICE_INT, 64, "q"},	    {SLUICE_UINT, 8, "B"},	 {SLUICE_UINT, 16, "H"},
+	{SLUICE_UINT, 32, "I"},	    {SLUICE_UINT, 64, "Q"},	 {SLUICE_FLOAT, 16, "e"},
+	{SLUICE_FLOAT, 32, "f"},    {SLUICE_FLOAT, 64, "d"},	 {SLUICE_BOOL, 8, "?"},
 	{SLUICE_COMPLEX, 64, "Zf"}, {SLUICE_COMPLEX, 128, "Zd"},
 };
 
@@ -158,7 +157,8 @@ static int view_getbuffer(struct view *v, Py_buffer *out, int flags)
 /* ------------------------------------------------------------------ DLPack */
 
 /* One allocation for both forms; the deleters use no Python and need no GIL. */
-struct export {
+struct export
+{
 	union {
 		struct dl_managed old;
 		struct dl_managed_versioned new;

@@ -15,9 +15,9 @@
 #include <stdint.h>
 
 #define WIRE_MAGIC   0x31594c53U /* "SLY1" */
-#define WIRE_INLINE  1024	 /* strings and bytes below this stand in the structure */
-#define WIRE_ALIGN   256	 /* of tensors and arrays */
-#define WIRE_ALIGN_S 8		 /* of strings, bytes and tables */
+#define WIRE_INLINE  1024 /* strings and bytes below this stand in the structure */
+#define WIRE_ALIGN   256 /* of tensors and arrays */
+#define WIRE_ALIGN_S 8 /* of strings, bytes and tables */
 
 struct wire_header {
 	uint32_t magic;
@@ -31,25 +31,26 @@ enum wire_op {
 	WIRE_NONE = 'N',
 	WIRE_TRUE = 'T',
 	WIRE_FALSE = 'F',
-	WIRE_INT = 'I',	      /* i64 */
-	WIRE_FLOAT = 'D',     /* f64 */
-	WIRE_STR = 'S',	      /* u32 len, bytes */
-	WIRE_STR_FAR = 's',   /* u64 off, u64 len */
-	WIRE_BYTES = 'B',     /* u32 len, bytes */
+	WIRE_INT = 'I', /* i64 */
+	WIRE_FLOAT = 'D', /* f64 */
+	WIRE_STR = 'S', /* u32 len, bytes */
+	WIRE_STR_FAR = 's', /* u64 off, u64 len */
+	WIRE_BYTES = 'B', /* u32 len, bytes */
 	WIRE_BYTES_FAR = 'b', /* u64 off, u64 len */
 	WIRE_BYTEARRAY = 'A', /* memo; u64 off, u64 len */
-	WIRE_LIST = 'L',      /* memo; u32 n, children */
-	WIRE_TUPLE = 'U',     /* u32 n, children */
-	WIRE_DICT = 'M',      /* memo; u32 n, key and value n times */
-	WIRE_STRINGS = 'V',   /* memo if list; u8 WIRE_STR|WIRE_BYTES, u8 WIRE_LIST|WIRE_TUPLE, u32 n,
+	WIRE_LIST = 'L', /* memo; u32 n, children */
+	WIRE_TUPLE = 'U', /* u32 n, children */
+	WIRE_DICT = 'M', /* memo; u32 n, key and value n times */
+	WIRE_STRINGS = 'V', /* memo if list; u8 WIRE_STR|WIRE_BYTES, u8 WIRE_LIST|WIRE_TUPLE, u32 n,
 			       * u64 off of n+1 u64 positions, u64 off, u64 len of the bytes */
-	WIRE_REF = 'R',	      /* u32 number */
-	WIRE_PICKLE = 'P',    /* memo; u32 len, bytes, u32 n, (u64 off, u64 len, u8 readonly) n times */
-	WIRE_TENSOR = 't',    /* memo; u8 code, u8 bits, u8 ndim, u32 extra, u64 off, u64 len, shape,
+	WIRE_REF = 'R', /* u32 number */
+	WIRE_PICKLE =
+		'P', /* memo; u32 len, bytes, u32 n, (u64 off, u64 len, u8 readonly) n times */
+	WIRE_TENSOR = 't', /* memo; u8 code, u8 bits, u8 ndim, u32 extra, u64 off, u64 len, shape,
 			       * strides: i64 each */
-	WIRE_ARRAY = 'a',     /* memo; u8 len, dtype string, u8 ndim, u64 off, u64 len, shape */
-	WIRE_NAMED = 'X',     /* class, u32 n, children */
-	WIRE_OBJECT = 'O',    /* memo; class, then the state: a WIRE_DICT without memo */
+	WIRE_ARRAY = 'a', /* memo; u8 len, dtype string, u8 ndim, u64 off, u64 len, shape */
+	WIRE_NAMED = 'X', /* class, u32 n, children */
+	WIRE_OBJECT = 'O', /* memo; class, then the state: a WIRE_DICT without memo */
 	/* class: u32 number; a number not seen before is followed by u32 len, pickled class */
 };
 

@@ -11,6 +11,9 @@ from setuptools import Extension, setup
 
 os.chdir(os.path.dirname(os.path.abspath(__file__)))
 LIB = ".."
+# What building leaves behind goes where everything else goes.
+OUT = os.path.join(LIB, "..", "build", "pip")
+os.makedirs(OUT, exist_ok=True)
 
 
 def version():
@@ -43,5 +46,9 @@ setup(
             py_limited_api=True,
         )
     ],
-    options={"bdist_wheel": {"py_limited_api": "cp39"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp39"},
+        "build": {"build_base": OUT},
+        "egg_info": {"egg_base": OUT},
+    },
 )

@@ -265,7 +265,7 @@ def test_consumer_killed():
         assert p.exitcode == 0
 
 
-ORPHAN = """
+ORPHAN = r"""
 import os, signal, sys, time
 import numpy as np
 import sluice

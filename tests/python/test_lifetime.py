@@ -59,8 +59,8 @@ def test_no_reuse_under_a_live_view(how, poisoned):
     q = sluice.Queue()
     q.put(torch.ones(N))
     kept = KEEP[how](q.get(timeout=5))
+    gc.collect()
     for _ in range(20):
-        gc.collect()
         q.put(torch.full((N,), 7.0))
         assert q.get(timeout=5)[0] == 7
     assert check(kept)

@@ -44,6 +44,8 @@ def check(kept):
         kept = np.asarray(kept)
     if isinstance(kept, torch.Tensor):
         kept = kept.detach().numpy()
+    if not isinstance(kept, np.ndarray):
+        kept = np.array([kept[i] for i in range(100)])  # a bare storage
     return bool((np.asarray(kept[:]).reshape(-1)[:100] == 1).all())
 
 

@@ -6,6 +6,7 @@
 #   make            everything that this machine can build
 #   make demo       install what is missing (Debian), build, move real files, compare with a pipe
 #   make check      install what is missing (Debian), build, run every test of this machine
+#   make check-guests   likewise, the tests of module and eBPF programs in kernels booted by QEMU
 #   make bench      the measurements of README.md's table
 #   make fuzz       the fuzzers, FUZZ_SECONDS each (default 60)
 #   make install    to $(DESTDIR)$(PREFIX)
@@ -42,7 +43,7 @@ say =
 endif
 
 .DEFAULT_GOAL := all
-.PHONY: all demo check bench fuzz install clean demo-run check-run
+.PHONY: all demo check check-guests guests-run bench fuzz install clean demo-run check-run
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
@@ -54,6 +55,7 @@ have_header = $(shell echo '\#include <$(1)>' | $(CC) $(CPPFLAGS) -E - >/dev/nul
 # NOTES are quoted sentences: what is left out of the build, and what would bring it back.
 ALL :=
 CHECKS :=
+GUEST_CHECKS :=
 INSTALLS :=
 NOTES :=
 
@@ -76,8 +78,15 @@ demo:
 	$(Q)$(MAKE) --no-print-directory demo-run
 
 check:
-	$(Q)tests/deps base peers check kmod bpf python
+	$(Q)tests/deps base peers check bpf python
 	$(Q)$(MAKE) --no-print-directory check-run
+
+# The kernel module and the eBPF programs in kernels booted by QEMU.
+check-guests:
+	$(Q)tests/deps base peers check kmod bpf python
+	$(Q)$(MAKE) --no-print-directory guests-run
+guests-run:
+	$(Q)MAKE="$(MAKE)" tests/check $(GUEST_CHECKS)
 
 install: $(INSTALLS)
 

@@ -21,5 +21,5 @@ $(BPF_TESTS):
 check-bpf: tools $(BPF_TESTS)
 	$(Q)tests/bpf/run 6.1 6.12 newest
 
-CHECKS += check-bpf
+GUEST_CHECKS += check-bpf
 endif

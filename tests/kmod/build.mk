@@ -37,4 +37,4 @@ check-kernels: $(B)/kmod/newest/sluice.ko $(KMOD_PROGRAMS)
 check-kmod-debug: $(B)/kmod/debug/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod-debug debug
 
-CHECKS += check-kmod
+GUEST_CHECKS += check-kmod

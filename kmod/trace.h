@@ -10,6 +10,8 @@
 
 #include "sluice.h"
 
+/* The macros of tracepoints are laid out like the kernel's, which no formatter knows. */
+/* clang-format off */
 DECLARE_EVENT_CLASS(sluice_arena,
 	TP_PROTO(const struct sluice_arena *arena),
 	TP_ARGS(arena),
@@ -120,6 +122,7 @@ DEFINE_EVENT(sluice_message, sluice_completion,
 );
 
 #endif
+/* clang-format on */
 
 #undef TRACE_INCLUDE_PATH
 #undef TRACE_INCLUDE_FILE

@@ -9,6 +9,7 @@ USDT_DEFINE(batch_release);
 #define DEFAULT_TENSORS 16
 #define DEFAULT_ALIGN	256
 #define MANIFEST_UNIT	64 /* of shm_lease.manifest */
+#define MAX_PAYLOAD	(255ULL << 30) /* shm_lease.manifest must reach behind it */
 #define POISON		0xdb
 
 #define round_up(x, to) (((x) + (to)-1) & ~((uint64_t)(to)-1))
@@ -141,6 +142,9 @@ static int begin_check(struct sluice_channel *ch, struct sluice_batch_opts *o, u
 				   "batch: alignment %u is not a power of two from 8 to 4096",
 				   o->align);
 	*need = sluice_manifest_room(o->tensors, o->align) + MANIFEST_UNIT;
+	if (o->bytes > MAX_PAYLOAD)
+		return sluice_fail(E2BIG, "batch: %llu bytes are above the limit of %llu",
+				   (unsigned long long)o->bytes, MAX_PAYLOAD);
 	if (o->bytes > a->hdr.data_bytes || *need + o->bytes > a->hdr.data_bytes)
 		return sluice_fail(
 			E2BIG,

@@ -74,6 +74,11 @@ $(B)/gpu/bench: $(patsubst tests/cuda/%.c,$(B)/test/cuda-lib/%.o,$(wildcard test
 	$(call say,LD,$@)
 	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) $(CUDA_RUNTIME)
 
+$(B)/gpu/roundtrip: $(B)/test/cuda-lib/roundtrip.o $(B)/gpu/gpu_real.o $(B)/test/lib/util.o $(GPU_LIBS)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) $(CUDA_RUNTIME)
+GPU_PROGRAMS += $(B)/gpu/roundtrip
+
 # README.md's example: compiled as a user would, run over the fake driver and on a GPU.
 $(B)/gpu/example_feed: tests/cuda/example_feed.c $(GPU_LIBS)
 	$(call say,LD,$@)

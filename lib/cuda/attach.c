@@ -115,19 +115,22 @@ static int opts_take(struct sluice_cuda_opts *to, const struct sluice_cuda_opts 
 				 (unsigned long long)to->chunk_bytes, CHUNK_ALIGN);
 	if (!to->chunk_bytes)
 		to->chunk_bytes = CHUNK_DEFAULT;
+	if (to->threads > SLUICE_CUDA_MAX_THREADS)
+		return cuda_fail(EINVAL, "%u threads are above %u", to->threads,
+				 SLUICE_CUDA_MAX_THREADS);
 	return 0;
 }
 
 /* With the context current: register, and learn how the GPU can reach the control region. */
 static int attach_here(struct sluice_cuda *c, const struct sluice_arena_info *info,
-		       uint64_t chunk_bytes)
+		       const struct sluice_cuda_opts *o)
 {
 	const struct cuda_driver *cu = c->cu;
 	CUdeviceptr control;
 	int can = 0;
 	int ret;
 
-	ret = cuda_reg_get(cu, &c->reg, info, c->ctx, c->device, chunk_bytes);
+	ret = cuda_reg_get(cu, &c->reg, info, c->ctx, c->device, o);
 	if (ret)
 		return ret;
 	cu->DeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, c->device);
@@ -167,7 +170,7 @@ int sluice_cuda_attach(struct sluice_cuda **out, struct sluice_arena *a,
 	entered = cuda_enter(c);
 	ret = entered;
 	if (entered >= 0) {
-		ret = attach_here(c, &info, o.chunk_bytes);
+		ret = attach_here(c, &info, &o);
 		cuda_leave(c, entered);
 	}
 	if (ret)

@@ -49,14 +49,14 @@ struct cuda_reg {
 	struct cuda_chunk {
 		char *addr;
 		uint64_t bytes;
-		bool foreign;
+		bool ours; /* else somebody else had registered it */
 	} chunks[];
 };
 
 /* Called with a context current; takes a reference that cuda_reg_put() gives back. */
 int cuda_reg_get(const struct cuda_driver *cu, struct cuda_reg **out,
 		 const struct sluice_arena_info *info, CUcontext ctx, CUdevice device,
-		 uint64_t chunk_bytes);
+		 const struct sluice_cuda_opts *o);
 void cuda_reg_put(const struct cuda_driver *cu, struct cuda_reg *r);
 
 /* ---- attach.c */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
 /* Registration of arena mappings with CUDA: once for each process, whoever attaches. */
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include "priv.h"
@@ -8,66 +9,105 @@
 static struct cuda_reg *regs;
 static pthread_mutex_t regs_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static CUresult chunk_register(const struct cuda_driver *cu, struct cuda_reg *r, char *addr,
-			       uint64_t bytes, bool read_only)
+/* Threads that register the chunks of one arena side by side. */
+struct team {
+	const struct cuda_driver *cu;
+	struct cuda_reg *reg;
+	_Atomic uint32_t next; /* chunk that nobody has begun with */
+	_Atomic CUresult result; /* the first that failed */
+	uint32_t failed; /* its chunk */
+};
+
+static CUresult chunk_register(const struct cuda_driver *cu, const struct cuda_reg *r,
+			       struct cuda_chunk *chunk)
 {
 	unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-	struct cuda_chunk *chunk = &r->chunks[r->nchunks];
 	CUresult ret;
 
-	if (read_only)
+	if (r->read_only && chunk->addr != r->control)
 		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
-	ret = cu->MemHostRegister(addr, bytes, flags);
-	chunk->foreign = ret == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-	if (chunk->foreign) {
+	ret = cu->MemHostRegister(chunk->addr, chunk->bytes, flags);
+	chunk->ours = ret == CUDA_SUCCESS;
+	if (ret == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) {
 		CUdeviceptr p;
 
 		/* Somebody else's registration is as good if it covers the whole chunk. */
-		ret = cu->MemHostGetDevicePointer(&p, addr, 0);
+		ret = cu->MemHostGetDevicePointer(&p, chunk->addr, 0);
 		if (ret == CUDA_SUCCESS)
-			ret = cu->MemHostGetDevicePointer(&p, addr + bytes - 1, 0);
-	}
-	if (ret != CUDA_SUCCESS)
-		return ret;
-	chunk->addr = addr;
-	chunk->bytes = bytes;
-	r->nchunks++;
-	if (chunk->foreign)
-		r->foreign++;
-	else
-		r->ours++;
-	return CUDA_SUCCESS;
-}
-
-static CUresult region_register(const struct cuda_driver *cu, struct cuda_reg *r, char *addr,
-				uint64_t bytes, bool read_only)
-{
-	CUresult ret = CUDA_SUCCESS;
-
-	for (uint64_t at = 0; at < bytes && ret == CUDA_SUCCESS; at += r->chunk_bytes) {
-		uint64_t n = bytes - at < r->chunk_bytes ? bytes - at : r->chunk_bytes;
-
-		ret = chunk_register(cu, r, addr + at, n, read_only);
+			ret = cu->MemHostGetDevicePointer(&p, chunk->addr + chunk->bytes - 1, 0);
 	}
 	return ret;
 }
 
-static void regions_unregister(const struct cuda_driver *cu, struct cuda_reg *r)
+static void team_work(struct team *t)
 {
-	/* With the context gone this fails, and there is nothing left to undo. */
-	while (r->nchunks) {
-		struct cuda_chunk *chunk = &r->chunks[--r->nchunks];
+	while (atomic_load(&t->result) == CUDA_SUCCESS) {
+		CUresult ok = CUDA_SUCCESS, ret;
+		uint32_t i = atomic_fetch_add(&t->next, 1);
 
-		if (!chunk->foreign)
-			cu->MemHostUnregister(chunk->addr);
+		if (i >= t->reg->nchunks)
+			return;
+		ret = chunk_register(t->cu, t->reg, &t->reg->chunks[i]);
+		if (ret != CUDA_SUCCESS && atomic_compare_exchange_strong(&t->result, &ok, ret))
+			t->failed = i;
 	}
 }
 
-static int registration_make(const struct cuda_driver *cu, struct cuda_reg *r)
+static void *team_member(void *arg)
 {
+	struct team *t = arg;
+
+	if (t->cu->CtxPushCurrent(t->reg->ctx) == CUDA_SUCCESS) {
+		CUcontext ctx;
+
+		team_work(t);
+		t->cu->CtxPopCurrent(&ctx);
+	}
+	return NULL;
+}
+
+/* The calling thread works, too: a thread that cannot be had only makes it slower. */
+static void team_run(struct team *t, uint32_t threads)
+{
+	pthread_t ids[SLUICE_CUDA_MAX_THREADS];
+	sigset_t all, was;
+	uint32_t n = 0;
+
+	/* Signals are for the caller's threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &was);
+	while (n + 1 < threads && n + 1 < t->reg->nchunks &&
+	       !pthread_create(&ids[n], NULL, team_member, t))
+		n++;
+	pthread_sigmask(SIG_SETMASK, &was, NULL);
+	team_work(t);
+	while (n)
+		pthread_join(ids[--n], NULL);
+}
+
+static void region_divide(struct cuda_reg *r, char *addr, uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += r->chunk_bytes) {
+		struct cuda_chunk *chunk = &r->chunks[r->nchunks++];
+
+		chunk->addr = addr + at;
+		chunk->bytes = bytes - at < r->chunk_bytes ? bytes - at : r->chunk_bytes;
+	}
+}
+
+static void chunks_unregister(const struct cuda_driver *cu, struct cuda_reg *r)
+{
+	/* With the context gone this fails, and there is nothing left to undo. */
+	for (uint32_t i = r->nchunks; i-- > 0;)
+		if (r->chunks[i].ours)
+			cu->MemHostUnregister(r->chunks[i].addr);
+}
+
+static int registration_make(const struct cuda_driver *cu, struct cuda_reg *r, uint32_t threads)
+{
+	struct team team = {.cu = cu, .reg = r};
 	uint64_t start = cuda_now();
 	int readable = 1;
-	CUresult ret;
 
 	if (r->read_only)
 		cu->DeviceGetAttribute(&readable,
@@ -78,19 +118,21 @@ static int registration_make(const struct cuda_driver *cu, struct cuda_reg *r)
 				 "the arena is attached read-only, which device %d cannot "
 				 "register: attach it read-write",
 				 r->device);
-	ret = region_register(cu, r, r->data, r->data_bytes, r->read_only);
-	if (ret == CUDA_SUCCESS)
-		ret = region_register(cu, r, r->control, r->control_bytes, false);
-	if (ret != CUDA_SUCCESS) {
-		uint32_t at = r->nchunks;
-
-		regions_unregister(cu, r);
+	region_divide(r, r->data, r->data_bytes);
+	region_divide(r, r->control, r->control_bytes);
+	team_run(&team, threads);
+	if (team.result != CUDA_SUCCESS) {
+		chunks_unregister(cu, r);
 		return cuda_fail_result(
-			cu, ret,
+			cu, team.result,
 			"cannot register the arena (%llu bytes of data, chunk %u of at "
 			"most %llu bytes)",
-			(unsigned long long)r->data_bytes, at, (unsigned long long)r->chunk_bytes);
+			(unsigned long long)r->data_bytes, team.failed,
+			(unsigned long long)r->chunk_bytes);
 	}
+	for (uint32_t i = 0; i < r->nchunks; i++)
+		r->ours += r->chunks[i].ours;
+	r->foreign = r->nchunks - r->ours;
 	r->ns = cuda_now() - start;
 	return 0;
 }
@@ -107,9 +149,10 @@ static struct cuda_reg *reg_find(const struct sluice_arena_info *info)
 
 static int reg_new(const struct cuda_driver *cu, struct cuda_reg **out,
 		   const struct sluice_arena_info *info, CUcontext ctx, CUdevice device,
-		   uint64_t chunk_bytes)
+		   const struct sluice_cuda_opts *o)
 {
-	uint64_t n = (info->data_bytes - 1) / chunk_bytes + (info->control_bytes - 1) / chunk_bytes;
+	uint64_t n = (info->data_bytes - 1) / o->chunk_bytes +
+		     (info->control_bytes - 1) / o->chunk_bytes;
 	CUcontext primary = NULL;
 	struct cuda_reg *r;
 	unsigned int flags;
@@ -124,10 +167,10 @@ static int reg_new(const struct cuda_driver *cu, struct cuda_reg **out,
 	r->control = info->control;
 	r->control_bytes = info->control_bytes;
 	r->read_only = info->role == SLUICE_ROLE_CONSUMER;
-	r->chunk_bytes = chunk_bytes;
+	r->chunk_bytes = o->chunk_bytes;
 	r->device = device;
 	r->ctx = ctx;
-	ret = registration_make(cu, r);
+	ret = registration_make(cu, r, o->threads);
 	if (ret) {
 		free(r);
 		return ret;
@@ -147,7 +190,7 @@ static int reg_new(const struct cuda_driver *cu, struct cuda_reg **out,
 
 int cuda_reg_get(const struct cuda_driver *cu, struct cuda_reg **out,
 		 const struct sluice_arena_info *info, CUcontext ctx, CUdevice device,
-		 uint64_t chunk_bytes)
+		 const struct sluice_cuda_opts *o)
 {
 	struct cuda_reg *r;
 	int ret = 0;
@@ -155,7 +198,7 @@ int cuda_reg_get(const struct cuda_driver *cu, struct cuda_reg **out,
 	pthread_mutex_lock(&regs_lock);
 	r = reg_find(info);
 	if (!r)
-		ret = reg_new(cu, &r, info, ctx, device, chunk_bytes);
+		ret = reg_new(cu, &r, info, ctx, device, o);
 	if (!ret) {
 		r->refs++;
 		*out = r;
@@ -176,7 +219,7 @@ void cuda_reg_put(const struct cuda_driver *cu, struct cuda_reg *r)
 		;
 	*at = r->next;
 	if (cu->CtxPushCurrent(r->ctx) == CUDA_SUCCESS) {
-		regions_unregister(cu, r);
+		chunks_unregister(cu, r);
 		cu->CtxPopCurrent(&ctx);
 	}
 	if (r->primary)

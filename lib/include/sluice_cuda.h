@@ -28,7 +28,8 @@ struct sluice_cuda_feed;
 struct sluice_cuda_batch;
 struct sluice_cuda_drain;
 
-#define SLUICE_CUDA_MAX_DEPTH 1024
+#define SLUICE_CUDA_MAX_DEPTH	1024
+#define SLUICE_CUDA_MAX_THREADS 16
 
 /**
  * sluice_cuda_strerror - the last error of the calling thread in this library, as one sentence
@@ -72,13 +73,20 @@ enum sluice_cuda_flags {
  * @flags: enum sluice_cuda_flags
  * @device: with SLUICE_CUDA_DEVICE, the ordinal whose primary context is used
  * @chunk_bytes: largest single registration, a multiple of 2 MiB; 0 means 64 GiB (drivers refuse
- *	512 GiB).  Only the attachment that registers the arena decides.
+ *	512 GiB).  This library's copies go across chunks; CUDA may refuse one of the caller's own
+ *	that begins in one chunk and ends in the next.
+ * @threads: that register chunks side by side, 0 and 1 for the calling one alone, at most
+ *	SLUICE_CUDA_MAX_THREADS; of use with a .chunk_bytes that makes several
+ *
+ * Only the attachment that registers the arena decides about chunks and threads.
  */
 struct sluice_cuda_opts {
 	size_t sz;
 	uint32_t flags;
 	int32_t device;
 	uint64_t chunk_bytes;
+	uint32_t threads;
+	uint32_t reserved;
 };
 
 /**

@@ -203,6 +203,33 @@ TEST_F(errors, chunks_keep_below_the_limit)
 	NOTHING_LEFT(self);
 }
 
+TEST_F(errors, chunks_are_registered_side_by_side)
+{
+	struct sluice_cuda_opts o = {.sz = sizeof(o), .chunk_bytes = 2 * MIB, .threads = 4};
+	struct sluice_arena_info info = {.sz = sizeof(info)};
+	struct sluice_cuda_stats st = {.sz = sizeof(st)};
+	struct fake_cuda_census census;
+
+	ASSERT_EQ(0, sluice_arena_info(self->a, &info));
+	ASSERT_TRUE(gpu_init(0));
+	o.threads = SLUICE_CUDA_MAX_THREADS + 1;
+	EXPECT_EQ(-EINVAL, sluice_cuda_attach(&self->c, self->a, &o));
+	o.threads = SLUICE_CUDA_MAX_THREADS;
+	ASSERT_CUDA(0, sluice_cuda_attach(&self->c, self->a, &o));
+	ASSERT_EQ(0, sluice_cuda_stats(self->c, &st));
+	EXPECT_EQ(17, st.chunks);
+	drv.census(&census);
+	EXPECT_EQ(17, census.registrations);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	/* Where one fails, what the other threads registered goes, and what others did stays. */
+	ASSERT_EQ(0, drv.host_register((char *)info.data + 9 * MIB, MIB, 0));
+	EXPECT_GT(0, sluice_cuda_attach(&self->c, self->a, &o));
+	drv.census(&census);
+	EXPECT_EQ(1, census.registrations);
+	EXPECT_EQ(0, drv.host_unregister((char *)info.data + 9 * MIB));
+	EXPECT_EQ(0, drv.violations());
+}
+
 static struct sluice_arena *read_only(struct sluice_arena *a)
 {
 	const struct sluice_attach_opts o = {.sz = sizeof(o), .role = SLUICE_ROLE_CONSUMER};

@@ -6,7 +6,7 @@
 
 #include "bench.h"
 
-#define ROUND_NS (1 * SEC)
+#define ROUND_NS (600 * MSEC)
 
 struct drain {
 	struct sluice_arena *a;
@@ -142,7 +142,7 @@ struct shared {
 	_Atomic uint32_t quit;
 };
 
-#define ROUNDS 400
+#define ROUNDS 600
 
 static CUresult (*wait_value)(CUstream s, CUdeviceptr p, cuuint32_t v, unsigned int flags);
 static CUresult (*write_value)(CUstream s, CUdeviceptr p, cuuint32_t v, unsigned int flags);
@@ -183,7 +183,7 @@ static double let_go(struct shared *sh, uint32_t i)
 {
 	uint64_t start;
 
-	usleep(300); /* everything is on the stream, and whoever sleeps does */
+	usleep(150); /* everything is on the stream, and whoever sleeps does */
 	start = now_ns();
 	__atomic_store_n(&sh->flag, i, __ATOMIC_SEQ_CST);
 	while (sh->seen != i)

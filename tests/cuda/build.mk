@@ -6,7 +6,7 @@
 CUDA_SUITES := $(patsubst tests/cuda/test_%.c,%,$(wildcard tests/cuda/test_*.c))
 CUDA_FAKE_SUITES := $(patsubst tests/cuda/fake_test_%.c,%,$(wildcard tests/cuda/fake_test_*.c))
 CUDA_TEST_VARIANTS := lib asan tsan
-CUDA_TEST_FLAGS = $(CUDA_CPPFLAGS) -isystem $(B)/include $(ALL_CFLAGS)
+CUDA_TEST_FLAGS = $(CUDA_CPPFLAGS) -isystem $(B)/include $(ALL_CFLAGS) -Wno-missing-prototypes
 
 define cuda_test_variant
 $(B)/test/cuda-$(1)/driver/libcuda.so.1: tests/cuda/fake_cuda.c tests/cuda/fake_stream.c \

@@ -36,6 +36,7 @@ struct sluice_cuda_feed {
 	CUstream stream, reap;
 	bool own_stream;
 	uint32_t depth;
+	uint32_t nfree;
 	struct queue free, ready;
 	struct queue flight; /* of copies that hold extents, in stream order, linked by .fly */
 	uint32_t nready;
@@ -70,6 +71,12 @@ static struct sluice_cuda_batch *queue_take(struct queue *q)
 	return s;
 }
 
+static void slot_free(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
+{
+	queue_add(&f->free, s);
+	f->nfree++;
+}
+
 /* ---- slots */
 
 static int slot_create(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
@@ -83,7 +90,7 @@ static int slot_create(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
 		r = cu->EventCreate(&s->passed, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
 	if (r != CUDA_SUCCESS)
 		return cuda_broken(f->c, r, "cannot create an event");
-	queue_add(&f->free, s);
+	slot_free(f, s);
 	return 0;
 }
 
@@ -277,6 +284,7 @@ static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
 			break;
 		}
 		last = queue_take(&f->free);
+		f->nfree--;
 		queue_add(&f->ready, last);
 		f->nready++;
 		if (!count++)
@@ -317,6 +325,12 @@ static void feed_ahead(struct sluice_cuda_feed *f)
 	}
 	if (ret < 0 && ret != -EAGAIN && !f->stash)
 		err_keep(f, ret);
+}
+
+/* So far ahead that it pays to wait until there are buffers for a whole group of small batches. */
+static bool far_ahead(const struct sluice_cuda_feed *f)
+{
+	return f->nready > f->depth / 2 && f->nfree < f->depth / 8;
 }
 
 /* ---- the public calls */
@@ -475,7 +489,7 @@ int sluice_cuda_feed_next(struct sluice_cuda_feed *f, struct sluice_cuda_batch *
 		ret = batch_wait(f, timeout_ns);
 	if (!ret)
 		ret = batch_hand_out(f, out, stream);
-	if (!ret)
+	if (!ret && !far_ahead(f))
 		feed_ahead(f);
 	cuda_leave(f->c, entered);
 	return ret;
@@ -520,7 +534,7 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *s
 		s->has_passed = r == CUDA_SUCCESS;
 	}
 	if (!ret)
-		queue_add(&f->free, s);
+		slot_free(f, s);
 	cuda_leave(f->c, entered);
 	return ret;
 }

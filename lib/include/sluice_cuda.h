@@ -211,8 +211,9 @@ int sluice_cuda_feed_open(struct sluice_cuda_feed **out, struct sluice_cuda *c,
  *	default stream
  * @timeout_ns: for a batch to arrive; see the conventions of sluice.h
  *
- * Also starts the copies of what has arrived behind it, as far as device buffers are free.  The
- * host waits only when no batch is there, or when @depth copies are not complete.
+ * Also starts the copies of what has arrived behind it, as far as device buffers are free; several
+ * at a time where @depth is large and more than half of it is ready.  The host waits only when no
+ * batch is there, or when @depth copies are not complete.
  *
  * Return: 0; what sluice_channel_next() returns, in order with the batches; -EBUSY (the caller holds
  * every device buffer); -ENOMEM (no device memory for a buffer: nothing is lost, call again

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import datetime
 import enum
+import os
 import typing
 
 import numpy as np
@@ -304,7 +305,12 @@ objects = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("SLUICE_EXAMPLES", "300")),
+    derandomize="SLUICE_EXAMPLES" not in os.environ,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(objects)
 def test_any_object(obj):
     assert same(_property_queue(obj), obj)

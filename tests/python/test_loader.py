@@ -227,7 +227,7 @@ def test_worker_killed_at_random():
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     loader = sluice.torch.DataLoader(Map(), 2, num_workers=2)
-    for _ in range(int(os.environ.get("SLUICE_KILLS", "20"))):
+    for _ in range(int(os.environ.get("SLUICE_KILLS", "10"))):
         it = iter(loader)
         victim = it._workers[rng.randrange(2)].pid
         when = rng.randrange(8)
@@ -253,7 +253,7 @@ def test_epochs_leave_nothing():
     gc.collect()
     before = fds(), maps()
     memory = rss()
-    for _ in range(int(os.environ.get("SLUICE_EPOCHS", "25"))):
+    for _ in range(int(os.environ.get("SLUICE_EPOCHS", "10"))):
         for b in loader:
             pass
         del b

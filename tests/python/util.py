@@ -30,6 +30,8 @@ def same(a, b):
         return False
     if isinstance(a, float):
         return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):

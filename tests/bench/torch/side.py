@@ -20,12 +20,14 @@ class Report:
         self.args = ap.parse_args(argv)
         self.name = name
         self.rows = []
+        self.date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.load = os.getloadavg()[0]
 
-    def alternate(self, forms, unit, **notes):
+    def alternate(self, forms, unit, rounds=None, **notes):
         """Run every form once in each round; forms is {label: function that returns a rate}."""
         got = {label: [] for label in forms}
         skipped = {}
-        for _ in range(self.args.rounds):
+        for _ in range(rounds or self.args.rounds):
             for label, fn in forms.items():
                 if label in skipped:
                     continue
@@ -52,14 +54,19 @@ class Report:
                 ),
                 flush=True,
             )
+        self.save()
         return {k: statistics.median(v) for k, v in got.items() if v}
 
     def goal(self, text, value, bound, met):
         self.rows.append({"goal": text, "value": value, "bound": bound, "met": bool(met)})
         print("%-6s %-44s %.3f, goal %s: %s"
               % (self.name, text, value, bound, "met" if met else "NOT MET"), flush=True)  # fmt: skip
+        self.save()
 
-    def finish(self):
+    def save(self, complete=False):
+        """Write what there is: a run that is cut short leaves the rows that it finished."""
+        if not self.args.out:
+            return
         try:
             import torch
 
@@ -74,12 +81,13 @@ class Report:
 
         doc = {
             "workload": self.name,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "complete": complete,
+            "date": self.date,
             "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
             "kernel": platform.release(),
             "machine": platform.machine(),
             "cpus": len(os.sched_getaffinity(0)),
-            "load": os.getloadavg()[0],
+            "load": self.load,
             "versions": {
                 "python": platform.python_version(),
                 "numpy": numpy.__version__,
@@ -88,11 +96,15 @@ class Report:
             },
             "rows": self.rows,
         }
-        if self.args.out:
-            os.makedirs(self.args.out, exist_ok=True)
-            with open(os.path.join(self.args.out, self.name.lower() + ".json"), "w") as f:
-                json.dump(doc, f, indent=1)
-                f.write("\n")
+        os.makedirs(self.args.out, exist_ok=True)
+        path = os.path.join(self.args.out, self.name.lower() + ".json")
+        with open(path + ".new", "w") as f:
+            json.dump(doc, f, indent=1)
+            f.write("\n")
+        os.replace(path + ".new", path)
+
+    def finish(self):
+        self.save(complete=True)
 
 
 def memcpy_rate(nbytes, seconds=0.3):

@@ -18,6 +18,8 @@ _lock = threading.Lock()
 
 def pin(arena):
     """Register an arena with the GPU of the current device; once for each arena."""
+    if arena.pinned:
+        return
     torch = sys.modules["torch"]
     torch.cuda.current_stream().synchronize()  # makes the context current in this thread
     arena._pin()

@@ -18,7 +18,7 @@ from queue import Empty, Full
 from . import _gpu, _sluice
 from ._codec import codec
 from ._core import CONSUME, KEEP_OPEN, NO_HUGE, PRODUCE, Arena, _Descriptors, attach_by_id
-from ._store import store
+from ._store import ARENA_OBJECTS, slack, store
 
 CONTROL_BYTES = 8 << 20
 CONTROL_BLOCK = 4096
@@ -26,6 +26,9 @@ UNBOUNDED = 2048
 INLINE_MAX = 16 << 10
 # How long a producer waits for room before it takes the slow path.
 ROOM_TIMEOUT = 1.0
+
+# A queue that holds more large objects than this gets arenas as it fills.
+ARENA_OBJECTS_MAX = 16
 
 _INLINE, _STORED, _SPILLED = 0, 1, 2
 
@@ -250,15 +253,19 @@ class Queue:
 
     def _put_large(self, st, plan, block, timeout):
         nbytes = plan.nbytes
-        got = st.begin(self._uid, nbytes + 256, self._timeout, _alive)
+        got = st.begin(self._uid, nbytes + 256, self._timeout, _alive, self._objects())
         if got is None:
             self._spill(st, plan, block, timeout)
             return
         source, batch = got
         batch.write(plan)
         hint = st.hint[1] if st.hint and st.hint[0] == self._uid else 0
-        st.hint = (self._uid, max(hint, nbytes + (nbytes >> 6) + 4096))
+        st.hint = (self._uid, max(hint, slack(nbytes)))
         self._send_stored(source, batch, block, timeout)
+
+    def _objects(self):
+        """As many as wait in the queue, one that is being written, one that is in use."""
+        return max(ARENA_OBJECTS, min(self._maxsize + 2, ARENA_OBJECTS_MAX))
 
     def _send_stored(self, source, batch, block, timeout):
         # The descriptor first: a consumer that gets it waits for the batch, and if this process

@@ -45,6 +45,11 @@ def memory_available():
     return max(free, 0)
 
 
+def slack(nbytes):
+    """Room for the next object like this one, whose strings may be a little longer."""
+    return nbytes + (nbytes >> 6) + 4096
+
+
 class Extent:
     """An extent that is filled before anybody knows what else belongs to the object."""
 
@@ -94,10 +99,10 @@ class Store:
             return (os.getpid(), arena.fd(), arena.data_fd(), arena.id), batch
         return None
 
-    def _grow(self, nbytes, least):
+    def _grow(self, nbytes, objects, least):
         share = memory_available() // MEMORY_SHARE
-        for objects in (ARENA_OBJECTS, least):
-            size = max(ARENA_MIN, objects * (nbytes + (1 << 16)))
+        for count in (objects, ARENA_OBJECTS, least):
+            size = max(ARENA_MIN, count * (slack(nbytes) + (1 << 16)))
             if size <= share:
                 break
         else:
@@ -110,13 +115,16 @@ class Store:
             return False
         return True
 
-    def begin(self, uid, nbytes, timeout, alive=None):
-        """(source, batch being written), or None if there is no room within the timeout."""
+    def begin(self, uid, nbytes, timeout, alive=None, objects=ARENA_OBJECTS):
+        """(source, batch being written), or None if there is no room within the timeout.
+
+        objects: how many of this size will be on their way at a time, for the first arena.
+        """
         got = self._try(uid, nbytes, 0)
         if got is None and self.arenas:
             # Most of the time somebody is just about to let go.
             got = self._try(uid, nbytes, 0.02 if timeout is None else min(timeout, 0.02), alive)
-        if got is None and self._grow(nbytes, 1 if not self.arenas else 2):
+        if got is None and self._grow(nbytes, objects, 1 if not self.arenas else 2):
             got = self._try(uid, nbytes, 0)
         if got is None and self.arenas:
             got = self._try(uid, nbytes, timeout, alive)

@@ -325,6 +325,13 @@ static PyObject *arena_retire(PyObject *self, PyObject *on)
 	Py_RETURN_NONE;
 }
 
+static PyObject *arena_get_pinned(PyObject *obj, void *unused)
+{
+	struct arena_ref *ar = ((struct py_arena *)obj)->ar;
+
+	return PyBool_FromLong(ar && ar->gen == fork_gen && ar->pin);
+}
+
 static PyObject *arena_get_closed(PyObject *obj, void *unused)
 {
 	return PyBool_FromLong(!((struct py_arena *)obj)->ar);
@@ -350,6 +357,7 @@ static PyMethodDef arena_methods[] = {
 };
 
 static PyGetSetDef arena_getset[] = {
+	{"pinned", arena_get_pinned, NULL, "whether it is registered with the GPU", NULL},
 	{"closed", arena_get_closed, NULL, "whether close() was called", NULL},
 	{NULL},
 };

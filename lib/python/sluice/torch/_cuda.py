@@ -119,7 +119,7 @@ class Egress:
     def _extent(self, nbytes):
         st = store()
         while True:
-            got = st.begin(self._jobs._uid, nbytes, 0.5, _alive)
+            got = st.begin(self._jobs._uid, nbytes, 0.5, _alive, self._depth)
             if got is not None:
                 break
             self._collect(0)

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "wire.h"
 
@@ -364,11 +365,37 @@ static PyObject *read_text(struct reader *r, uint8_t kind)
 	return p ? text(kind, p, n) : NULL;
 }
 
+#define HUGE_BYTES  (4 << 20)
+#define HUGE_PAGE   (2UL << 20)
+
+/* A private copy.  Faulting in its pages one by one would take longer than the copy itself. */
+static PyObject *bytes_large(const char *p, uint64_t len)
+{
+	PyObject *o = PyBytes_FromStringAndSize(NULL, len);
+	uintptr_t from, to;
+	char *dst;
+
+	if (!o)
+		return NULL;
+	dst = PyBytes_AsString(o);
+	from = ((uintptr_t)dst + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
+	to = ((uintptr_t)dst + len) & ~(HUGE_PAGE - 1);
+	Py_BEGIN_ALLOW_THREADS;
+	madvise((void *)from, to - from, MADV_HUGEPAGE);
+	memcpy(dst, p, len);
+	Py_END_ALLOW_THREADS;
+	return o;
+}
+
 static PyObject *read_text_far(struct reader *r, uint8_t kind)
 {
 	uint64_t off, len;
 
-	return take_range(r, &off, &len) ? text(kind, r->mem + off, len) : NULL;
+	if (!take_range(r, &off, &len))
+		return NULL;
+	if (kind == WIRE_BYTES && len >= HUGE_BYTES)
+		return bytes_large(r->mem + off, len);
+	return text(kind, r->mem + off, len);
 }
 
 static PyObject *read_bytearray(struct reader *r)

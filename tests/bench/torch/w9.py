@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """W9: items of 32 MiB of each kind, against a pool of shared-memory segments."""
 import multiprocessing
+import os
 import time
 from multiprocessing import shared_memory
 
-import numpy as np
-import torch
-from side import Report
+# A fresh tensor of 32 MiB costs more in page faults than any way to hand it over.  NumPy asks for
+# huge pages by itself, torch when it is told to, for both sides alike.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-import sluice
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from side import Report  # noqa: E402
+
+import sluice  # noqa: E402
 
 BYTES = 32 << 20
 SEGMENTS = 8

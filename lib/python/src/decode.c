@@ -365,8 +365,8 @@ static PyObject *read_text(struct reader *r, uint8_t kind)
 	return p ? text(kind, p, n) : NULL;
 }
 
-#define HUGE_BYTES  (4 << 20)
-#define HUGE_PAGE   (2UL << 20)
+#define HUGE_BYTES (4 << 20)
+#define HUGE_PAGE  (2UL << 20)
 
 /* A private copy.  Faulting in its pages one by one would take longer than the copy itself. */
 static PyObject *bytes_large(const char *p, uint64_t len)

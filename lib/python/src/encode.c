@@ -1,105 +1,26 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /*
  * Encoding is one walk over the object, which writes the structure and notes what has to be
- * copied, and one copy of every payload byte into the extent, without the GIL.
+ * copied.
  */
-#include "pysluice.h"
+#include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire.h"
-
-PyTypeObject *plan_type;
-
-struct span {
-	const char *p;
-	uint64_t len;
-};
-
-struct item {
-	uint64_t off;
-	uint64_t len;
-	const void *src; /* memcpy */
-	struct span *spans; /* or: a table of positions, then these one after another */
-	uint64_t nspans;
-	Py_buffer *gather; /* or: made contiguous */
-	PyObject *call; /* or: call(address) writes it */
-};
-
-struct plan {
-	PyObject_HEAD char *buf; /* the structure */
-	uint64_t len, cap;
-	struct item *items;
-	size_t nitems, items_cap;
-	Py_buffer **bufs;
-	size_t nbufs, bufs_cap;
-	uint64_t end; /* of the payload so far */
-	uint64_t structure;
-	PyObject *keep; /* what the items point into */
-	uint64_t *table; /* of encode_items(): table_n + 1 positions in the structure */
-	uint64_t table_n;
-	/* an extent that part of the payload stands in already */
-	const char *base;
-	uint64_t used;
-	uint64_t placed; /* bytes found there */
-	/* state of the walk */
-	PyObject *codec;
-	PyObject *classes; /* type -> number */
-	PyObject *kinds; /* codec.kinds: type -> wire_class */
-	const void **memo_keys; /* open addressing */
-	uint32_t *memo_vals;
-	uint32_t memo_n, memo_cap;
-};
-
-/* ------------------------------------------------------------------ writing the structure */
-
-static int grow(void **p, size_t *cap, size_t need, size_t size)
-{
-	size_t want = *cap ? *cap : 64;
-	void *q;
-
-	while (want < need)
-		want *= 2;
-	if (want == *cap)
-		return 0;
-	q = realloc(*p, want * size);
-	if (!q) {
-		PyErr_NoMemory();
-		return -1;
-	}
-	*p = q;
-	*cap = want;
-	return 0;
-}
-
-static int put(struct plan *pl, const void *data, size_t len)
-{
-	if (pl->len + len > pl->cap) {
-		size_t cap = pl->cap;
-
-		if (grow((void **)&pl->buf, &cap, pl->len + len, 1))
-			return -1;
-		pl->cap = cap;
-	}
-	memcpy(pl->buf + pl->len, data, len);
-	pl->len += len;
-	return 0;
-}
-
 static int put_u8(struct plan *pl, uint8_t v)
 {
-	return put(pl, &v, sizeof(v));
+	return plan_put(pl, &v, sizeof(v));
 }
 
 static int put_u32(struct plan *pl, uint32_t v)
 {
-	return put(pl, &v, sizeof(v));
+	return plan_put(pl, &v, sizeof(v));
 }
 
 static int put_u64(struct plan *pl, uint64_t v)
 {
-	return put(pl, &v, sizeof(v));
+	return plan_put(pl, &v, sizeof(v));
 }
 
 static int put_count(struct plan *pl, uint8_t op, Py_ssize_t n)
@@ -112,127 +33,6 @@ static int put_count(struct plan *pl, uint8_t op, Py_ssize_t n)
 	return put_u8(pl, op) || put_u32(pl, n) ? -1 : 0;
 }
 
-static int keep(struct plan *pl, PyObject *o)
-{
-	return PyList_Append(pl->keep, o);
-}
-
-/* Room in the payload; NULL with an exception. */
-static struct item *item_new(struct plan *pl, uint64_t len, uint64_t align)
-{
-	struct item *it;
-
-	if (grow((void **)&pl->items, &pl->items_cap, pl->nitems + 1, sizeof(*it)))
-		return NULL;
-	it = &pl->items[pl->nitems++];
-	memset(it, 0, sizeof(*it));
-	pl->end = (pl->end + align - 1) & ~(align - 1);
-	it->off = pl->end;
-	it->len = len;
-	pl->end += len;
-	return it;
-}
-
-/* The offset at which @len bytes from @src will stand, which may be where they stand already. */
-static int place(struct plan *pl, const void *src, uint64_t len, uint64_t align, uint64_t *off)
-{
-	const char *p = src;
-	struct item *it;
-
-	if (pl->base && p >= pl->base && p < pl->base + pl->used &&
-	    len <= (uint64_t)(pl->base + pl->used - p)) {
-		*off = p - pl->base;
-		pl->placed += len;
-		return 0;
-	}
-	it = item_new(pl, len, align);
-	if (!it)
-		return -1;
-	it->src = src;
-	*off = it->off;
-	return 0;
-}
-
-static Py_buffer *hold_buffer(struct plan *pl, PyObject *o, int flags)
-{
-	Py_buffer *b;
-
-	if (grow((void **)&pl->bufs, &pl->bufs_cap, pl->nbufs + 1, sizeof(*pl->bufs)))
-		return NULL;
-	b = malloc(sizeof(*b));
-	if (!b) {
-		PyErr_NoMemory();
-		return NULL;
-	}
-	if (PyObject_GetBuffer(o, b, flags)) {
-		free(b);
-		return NULL;
-	}
-	pl->bufs[pl->nbufs++] = b;
-	return b;
-}
-
-/* ------------------------------------------------------------------ memo */
-
-static uint32_t *memo_slot(struct plan *pl, const void *key)
-{
-	uint32_t mask = pl->memo_cap - 1;
-	uint32_t i = (uint32_t)(((uintptr_t)key >> 4) * 2654435761U) & mask;
-
-	while (pl->memo_keys[i] && pl->memo_keys[i] != key)
-		i = (i + 1) & mask;
-	return &pl->memo_vals[i];
-}
-
-static int memo_grow(struct plan *pl)
-{
-	const void **keys = pl->memo_keys;
-	uint32_t *vals = pl->memo_vals, cap = pl->memo_cap;
-
-	pl->memo_cap = cap ? cap * 2 : 32;
-	pl->memo_keys = calloc(pl->memo_cap, sizeof(*pl->memo_keys));
-	pl->memo_vals = calloc(pl->memo_cap, sizeof(*pl->memo_vals));
-	if (!pl->memo_keys || !pl->memo_vals) {
-		free(pl->memo_keys);
-		free(pl->memo_vals);
-		pl->memo_keys = keys;
-		pl->memo_vals = vals;
-		pl->memo_cap = cap;
-		PyErr_NoMemory();
-		return -1;
-	}
-	for (uint32_t i = 0; i < cap; i++) {
-		uint32_t *slot;
-
-		if (!keys[i])
-			continue;
-		slot = memo_slot(pl, keys[i]);
-		pl->memo_keys[slot - pl->memo_vals] = keys[i];
-		*slot = vals[i];
-	}
-	free(keys);
-	free(vals);
-	return 0;
-}
-
-/* 1: seen before, and the reference is written; 0: numbered now; -1: exception. */
-static int memo(struct plan *pl, PyObject *o)
-{
-	uint32_t *slot;
-
-	if (2 * (pl->memo_n + 1) > pl->memo_cap && memo_grow(pl))
-		return -1;
-	slot = memo_slot(pl, o);
-	if (pl->memo_keys[slot - pl->memo_vals])
-		return put_u8(pl, WIRE_REF) || put_u32(pl, *slot) ? -1 : 1;
-	/* The address stays its own only as long as the object lives. */
-	if (keep(pl, o))
-		return -1;
-	pl->memo_keys[slot - pl->memo_vals] = o;
-	*slot = pl->memo_n++;
-	return 0;
-}
-
 /* ------------------------------------------------------------------ values */
 
 static int encode(struct plan *pl, PyObject *o);
@@ -241,7 +41,7 @@ static int encode_far(struct plan *pl, uint8_t op, const void *p, uint64_t len)
 {
 	uint64_t off;
 
-	if (place(pl, p, len, WIRE_ALIGN_S, &off))
+	if (plan_place(pl, p, len, WIRE_ALIGN_S, &off))
 		return -1;
 	return put_u8(pl, op) || put_u64(pl, off) || put_u64(pl, len) ? -1 : 0;
 }
@@ -253,7 +53,7 @@ static int encode_pickle(struct plan *pl, PyObject *o)
 	char *p;
 	int rc;
 
-	rc = memo(pl, o);
+	rc = plan_memo(pl, o);
 	if (rc)
 		return rc < 0 ? -1 : 0;
 	pair = PyObject_CallMethod(pl->codec, "pickle", "O", o);
@@ -261,17 +61,17 @@ static int encode_pickle(struct plan *pl, PyObject *o)
 		return -1;
 	rc = -1;
 	if (!PyArg_ParseTuple(pair, "SO!O", &data, &PyList_Type, &bufs, &owners) ||
-	    keep(pl, owners) || PyBytes_AsStringAndSize(data, &p, &len) ||
-	    put_count(pl, WIRE_PICKLE, len) || put(pl, p, len))
+	    plan_keep(pl, owners) || PyBytes_AsStringAndSize(data, &p, &len) ||
+	    put_count(pl, WIRE_PICKLE, len) || plan_put(pl, p, len))
 		goto out;
 	n = PyList_Size(bufs);
 	if (put_u32(pl, n))
 		goto out;
 	for (Py_ssize_t i = 0; i < n; i++) {
-		Py_buffer *b = hold_buffer(pl, PyList_GetItem(bufs, i), PyBUF_SIMPLE);
+		Py_buffer *b = plan_buffer(pl, PyList_GetItem(bufs, i), PyBUF_SIMPLE);
 		uint64_t off;
 
-		if (!b || place(pl, b->buf, b->len, WIRE_ALIGN, &off) || put_u64(pl, off) ||
+		if (!b || plan_place(pl, b->buf, b->len, WIRE_ALIGN, &off) || put_u64(pl, off) ||
 		    put_u64(pl, b->len) || put_u8(pl, b->readonly))
 			goto out;
 	}
@@ -294,8 +94,8 @@ static int encode_str(struct plan *pl, PyObject *o)
 		return encode_pickle(pl, o);
 	}
 	if (len < WIRE_INLINE)
-		return put_count(pl, WIRE_STR, len) || put(pl, p, len) ? -1 : 0;
-	return keep(pl, o) || encode_far(pl, WIRE_STR_FAR, p, len) ? -1 : 0;
+		return put_count(pl, WIRE_STR, len) || plan_put(pl, p, len) ? -1 : 0;
+	return plan_keep(pl, o) || encode_far(pl, WIRE_STR_FAR, p, len) ? -1 : 0;
 }
 
 static int encode_bytes(struct plan *pl, PyObject *o)
@@ -306,18 +106,18 @@ static int encode_bytes(struct plan *pl, PyObject *o)
 	if (PyBytes_AsStringAndSize(o, &p, &len))
 		return -1;
 	if (len < WIRE_INLINE)
-		return put_count(pl, WIRE_BYTES, len) || put(pl, p, len) ? -1 : 0;
-	return keep(pl, o) || encode_far(pl, WIRE_BYTES_FAR, p, len) ? -1 : 0;
+		return put_count(pl, WIRE_BYTES, len) || plan_put(pl, p, len) ? -1 : 0;
+	return plan_keep(pl, o) || encode_far(pl, WIRE_BYTES_FAR, p, len) ? -1 : 0;
 }
 
 static int encode_bytearray(struct plan *pl, PyObject *o)
 {
-	int rc = memo(pl, o);
+	int rc = plan_memo(pl, o);
 	Py_buffer *b;
 
 	if (rc)
 		return rc < 0 ? -1 : 0;
-	b = hold_buffer(pl, o, PyBUF_SIMPLE);
+	b = plan_buffer(pl, o, PyBUF_SIMPLE);
 	return b ? encode_far(pl, WIRE_BYTEARRAY, b->buf, b->len) : -1;
 }
 
@@ -330,7 +130,7 @@ static int encode_int(struct plan *pl, PyObject *o)
 		return encode_pickle(pl, o);
 	if (v == -1 && PyErr_Occurred())
 		return -1;
-	return put_u8(pl, WIRE_INT) || put(pl, &v, sizeof(v)) ? -1 : 0;
+	return put_u8(pl, WIRE_INT) || plan_put(pl, &v, sizeof(v)) ? -1 : 0;
 }
 
 static bool span_of(PyObject *o, PyTypeObject *tp, struct span *sp)
@@ -382,13 +182,13 @@ static int encode_strings(struct plan *pl, PyObject *seq, Py_ssize_t n, uint8_t 
 		}
 		total += spans[i].len;
 	}
-	if (keep(pl, held)) {
+	if (plan_keep(pl, held)) {
 		Py_DECREF(held);
 		free(spans);
 		return -1;
 	}
 	Py_DECREF(held);
-	it = item_new(pl, table + total, WIRE_ALIGN_S);
+	it = plan_item(pl, table + total, WIRE_ALIGN_S);
 	if (!it) {
 		free(spans);
 		return -1;
@@ -408,7 +208,7 @@ static int encode_strings(struct plan *pl, PyObject *seq, Py_ssize_t n, uint8_t 
 static int encode_list(struct plan *pl, PyObject *o)
 {
 	Py_ssize_t n = PyList_Size(o);
-	int rc = memo(pl, o);
+	int rc = plan_memo(pl, o);
 
 	if (rc)
 		return rc < 0 ? -1 : 0;
@@ -481,7 +281,7 @@ static int encode_dict_items(struct plan *pl, PyObject *o)
 
 static int encode_dict(struct plan *pl, PyObject *o)
 {
-	int rc = memo(pl, o);
+	int rc = plan_memo(pl, o);
 
 	return rc ? (rc < 0 ? -1 : 0) : encode_dict_items(pl, o);
 }
@@ -507,7 +307,7 @@ static int encode_class(struct plan *pl, PyTypeObject *tp)
 		return -1;
 	data = PyObject_CallMethod(pl->codec, "dump_class", "O", tp);
 	rc = !data || PyBytes_AsStringAndSize(data, &p, &len) || put_u32(pl, len) ||
-	     put(pl, p, len);
+	     plan_put(pl, p, len);
 	Py_XDECREF(data);
 	return rc ? -1 : 0;
 }
@@ -524,7 +324,7 @@ static int encode_named(struct plan *pl, PyObject *o)
 
 static int encode_object(struct plan *pl, PyObject *o)
 {
-	int rc = memo(pl, o);
+	int rc = plan_memo(pl, o);
 	PyObject *state;
 
 	if (rc)
@@ -545,7 +345,7 @@ static int put_dims(struct plan *pl, PyObject *dims)
 	for (Py_ssize_t i = 0; i < n; i++) {
 		long long v = PyLong_AsLongLong(PyTuple_GetItem(dims, i));
 
-		if ((v == -1 && PyErr_Occurred()) || put(pl, &v, sizeof(v)))
+		if ((v == -1 && PyErr_Occurred()) || plan_put(pl, &v, sizeof(v)))
 			return -1;
 	}
 	return 0;
@@ -571,7 +371,7 @@ static int encode_tensor(struct plan *pl, PyObject *o)
 		Py_DECREF(d);
 		return encode_pickle(pl, o);
 	}
-	rc = memo(pl, o);
+	rc = plan_memo(pl, o);
 	if (rc) {
 		Py_DECREF(d);
 		return rc < 0 ? -1 : 0;
@@ -579,7 +379,7 @@ static int encode_tensor(struct plan *pl, PyObject *o)
 	rc = -1;
 	if (!PyArg_ParseTuple(d, "OKiiO!O!IO", &src, &bytes, &code, &bits, &PyTuple_Type, &shape,
 			      &PyTuple_Type, &strides, &extra, &owner) ||
-	    keep(pl, owner))
+	    plan_keep(pl, owner))
 		goto out;
 	if (PyTuple_Size(shape) > SLUICE_MAX_DIMS || PyTuple_Size(shape) != PyTuple_Size(strides)) {
 		PyErr_Format(PyExc_TypeError, "a tensor of %zd dimensions, at most %d are possible",
@@ -589,10 +389,10 @@ static int encode_tensor(struct plan *pl, PyObject *o)
 	if (PyLong_Check(src)) {
 		void *p = PyLong_AsVoidPtr(src);
 
-		if ((!p && PyErr_Occurred()) || place(pl, p, bytes, WIRE_ALIGN, &off))
+		if ((!p && PyErr_Occurred()) || plan_place(pl, p, bytes, WIRE_ALIGN, &off))
 			goto out;
 	} else {
-		it = item_new(pl, bytes, WIRE_ALIGN);
+		it = plan_item(pl, bytes, WIRE_ALIGN);
 		if (!it)
 			goto out;
 		Py_INCREF(src);
@@ -624,27 +424,27 @@ static int encode_array(struct plan *pl, PyObject *o)
 		Py_DECREF(fmt);
 		return encode_pickle(pl, o);
 	}
-	rc = memo(pl, o);
+	rc = plan_memo(pl, o);
 	if (rc) {
 		Py_DECREF(fmt);
 		return rc < 0 ? -1 : 0;
 	}
 	rc = -1;
 	dtype = PyUnicode_AsUTF8AndSize(fmt, &dlen);
-	b = hold_buffer(pl, o, PyBUF_STRIDED_RO);
+	b = plan_buffer(pl, o, PyBUF_STRIDED_RO);
 	if (!dtype || dlen > 255 || !b)
 		goto out;
 	if (PyBuffer_IsContiguous(b, 'C')) {
-		if (place(pl, b->buf, b->len, WIRE_ALIGN, &off))
+		if (plan_place(pl, b->buf, b->len, WIRE_ALIGN, &off))
 			goto out;
 	} else {
-		it = item_new(pl, b->len, WIRE_ALIGN);
+		it = plan_item(pl, b->len, WIRE_ALIGN);
 		if (!it)
 			goto out;
 		it->gather = b;
 		off = it->off;
 	}
-	rc = put_u8(pl, WIRE_ARRAY) || put_u8(pl, dlen) || put(pl, dtype, dlen) ||
+	rc = put_u8(pl, WIRE_ARRAY) || put_u8(pl, dlen) || plan_put(pl, dtype, dlen) ||
 	     put_u8(pl, b->ndim) || put_u64(pl, off) || put_u64(pl, b->len);
 	for (int i = 0; !rc && i < b->ndim; i++)
 		rc = put_u64(pl, b->shape[i]);
@@ -705,7 +505,7 @@ static int encode(struct plan *pl, PyObject *o)
 		return encode_str(pl, o);
 	if (tp == &PyFloat_Type) {
 		d = PyFloat_AsDouble(o);
-		return put_u8(pl, WIRE_FLOAT) || put(pl, &d, sizeof(d)) ? -1 : 0;
+		return put_u8(pl, WIRE_FLOAT) || plan_put(pl, &d, sizeof(d)) ? -1 : 0;
 	}
 	if (tp == &PyBytes_Type)
 		return encode_bytes(pl, o);
@@ -725,60 +525,7 @@ static int encode(struct plan *pl, PyObject *o)
 	return rc;
 }
 
-/* ------------------------------------------------------------------ the plan */
-
-static void walk_end(struct plan *pl)
-{
-	free(pl->memo_keys);
-	free(pl->memo_vals);
-	pl->memo_keys = NULL;
-	pl->memo_vals = NULL;
-	Py_CLEAR(pl->codec);
-	Py_CLEAR(pl->classes);
-	Py_CLEAR(pl->kinds);
-}
-
-static void plan_dealloc(struct plan *pl)
-{
-	PyTypeObject *tp = Py_TYPE((PyObject *)pl);
-
-	walk_end(pl);
-	for (size_t i = 0; i < pl->nitems; i++) {
-		free(pl->items[i].spans);
-		Py_XDECREF(pl->items[i].call);
-	}
-	for (size_t i = 0; i < pl->nbufs; i++) {
-		PyBuffer_Release(pl->bufs[i]);
-		free(pl->bufs[i]);
-	}
-	free(pl->bufs);
-	free(pl->items);
-	free(pl->buf);
-	free(pl->table);
-	Py_XDECREF(pl->keep);
-	PyObject_Free(pl);
-	Py_DECREF(tp);
-}
-
-static struct plan *plan_new(PyObject *codec)
-{
-	struct plan *pl = PyObject_New(struct plan, plan_type);
-
-	if (!pl)
-		return NULL;
-	memset((char *)pl + sizeof(PyObject), 0, sizeof(*pl) - sizeof(PyObject));
-	pl->end = sizeof(struct wire_header);
-	Py_INCREF(codec);
-	pl->codec = codec;
-	pl->keep = PyList_New(0);
-	pl->classes = PyDict_New();
-	pl->kinds = PyObject_GetAttrString(codec, "kinds");
-	if (!pl->keep || !pl->classes || !pl->kinds) {
-		Py_DECREF(pl);
-		return NULL;
-	}
-	return pl;
-}
+/* ------------------------------------------------------------------ entries */
 
 /* encode(obj, codec, base=0, used=0): [base, base + used) stands in the extent already. */
 PyObject *py_encode(PyObject *mod, PyObject *args)
@@ -800,15 +547,8 @@ PyObject *py_encode(PyObject *mod, PyObject *args)
 		Py_DECREF(pl);
 		return NULL;
 	}
-	walk_end(pl);
-	pl->structure = (pl->end + WIRE_ALIGN_S - 1) & ~(uint64_t)(WIRE_ALIGN_S - 1);
+	plan_finish(pl);
 	return (PyObject *)pl;
-}
-
-static void memo_reset(struct plan *pl)
-{
-	memset(pl->memo_keys, 0, pl->memo_cap * sizeof(*pl->memo_keys));
-	pl->memo_n = 0;
 }
 
 /*
@@ -828,7 +568,7 @@ PyObject *py_encode_items(PyObject *mod, PyObject *args)
 	if (!pl)
 		return NULL;
 	held = PySequence_Tuple(seq);
-	if (!held || keep(pl, held))
+	if (!held || plan_keep(pl, held))
 		goto fail;
 	n = PyTuple_Size(held);
 	pos = malloc((n + 1) * sizeof(*pos));
@@ -842,14 +582,13 @@ PyObject *py_encode_items(PyObject *mod, PyObject *args)
 		if (encode(pl, PyTuple_GetItem(held, i)))
 			goto fail;
 		if (pl->memo_n)
-			memo_reset(pl);
+			plan_memo_reset(pl);
 		if (PyDict_Size(pl->classes))
 			PyDict_Clear(pl->classes);
 	}
 	pos[n] = pl->len;
 	Py_DECREF(held);
-	walk_end(pl);
-	pl->structure = (pl->end + WIRE_ALIGN_S - 1) & ~(uint64_t)(WIRE_ALIGN_S - 1);
+	plan_finish(pl);
 	pl->table = pos;
 	pl->table_n = n;
 	return (PyObject *)pl;
@@ -858,116 +597,4 @@ fail:
 	Py_XDECREF(held);
 	Py_DECREF(pl);
 	return NULL;
-}
-
-uint64_t plan_bytes(PyObject *obj)
-{
-	struct plan *pl = (struct plan *)obj;
-
-	return pl->structure + pl->len;
-}
-
-static void item_copy(const struct item *it, char *base)
-{
-	char *dst = base + it->off;
-	uint64_t *pos = (uint64_t *)dst, at = 0;
-
-	if (it->src) {
-		memcpy(dst, it->src, it->len);
-		return;
-	}
-	if (!it->spans)
-		return;
-	dst += (it->nspans + 1) * sizeof(*pos);
-	for (uint64_t i = 0; i < it->nspans; i++) {
-		pos[i] = at;
-		memcpy(dst + at, it->spans[i].p, it->spans[i].len);
-		at += it->spans[i].len;
-	}
-	pos[it->nspans] = at;
-}
-
-#define GIL_KEEP_BYTES 32768
-
-int plan_write(PyObject *obj, void *base)
-{
-	struct plan *pl = (struct plan *)obj;
-	struct wire_header h = {
-		.magic = WIRE_MAGIC,
-		.items = pl->table_n,
-		.structure = pl->structure,
-		.structure_len = pl->len,
-	};
-	PyThreadState *ts = NULL;
-
-	for (size_t i = 0; i < pl->nitems; i++) {
-		struct item *it = &pl->items[i];
-		char *dst = (char *)base + it->off;
-		PyObject *r;
-
-		if (it->gather) {
-			if (PyBuffer_ToContiguous(dst, it->gather, it->len, 'C'))
-				return -1;
-		} else if (it->call) {
-			r = PyObject_CallFunction(it->call, "K",
-						  (unsigned long long)(uintptr_t)dst);
-			if (!r)
-				return -1;
-			Py_DECREF(r);
-		}
-	}
-	if (pl->end > GIL_KEEP_BYTES)
-		ts = PyEval_SaveThread();
-	for (size_t i = 0; i < pl->nitems; i++)
-		item_copy(&pl->items[i], base);
-	if (pl->table)
-		memcpy((char *)base + sizeof(h), pl->table, (pl->table_n + 1) * sizeof(*pl->table));
-	memcpy((char *)base + pl->structure, pl->buf, pl->len);
-	memcpy(base, &h, sizeof(h));
-	if (ts)
-		PyEval_RestoreThread(ts);
-	return 0;
-}
-
-static PyObject *plan_get_nbytes(struct plan *pl, void *unused)
-{
-	return PyLong_FromUnsignedLongLong(plan_bytes((PyObject *)pl));
-}
-
-/* Bytes outside the structure: whether there is anything that views will point to. */
-static PyObject *plan_get_payload(struct plan *pl, void *unused)
-{
-	return PyLong_FromUnsignedLongLong(pl->end - sizeof(struct wire_header));
-}
-
-static PyObject *plan_get_placed(struct plan *pl, void *unused)
-{
-	return PyLong_FromUnsignedLongLong(pl->placed);
-}
-
-static PyGetSetDef plan_getset[] = {
-	{"nbytes", (getter)plan_get_nbytes, NULL, "size of the extent that it needs", NULL},
-	{"placed", (getter)plan_get_placed, NULL, "bytes that stand in the extent already", NULL},
-	{"payload", (getter)plan_get_payload, NULL, "of which outside the structure", NULL},
-	{NULL},
-};
-
-static PyType_Slot plan_slots[] = {
-	{Py_tp_dealloc, plan_dealloc},
-	{Py_tp_getset, plan_getset},
-	{Py_tp_doc, "An encoded object, before its payload is copied."},
-	{0, NULL},
-};
-
-static PyType_Spec plan_spec = {
-	.name = "sluice._sluice.Plan",
-	.basicsize = sizeof(struct plan),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = plan_slots,
-};
-
-int plan_type_init(PyObject *mod)
-{
-	plan_type = (PyTypeObject *)PyType_FromSpec(&plan_spec);
-	return module_add_type(mod, "Plan", plan_type);
 }

@@ -82,7 +82,7 @@ PyObject *view_new(struct anchor *an, void *data, uint64_t bytes, const struct v
 PyObject *view_bytes(struct anchor *an, void *data, uint64_t len, bool readonly);
 int view_dlpack_new(struct anchor *an, void *data, const struct view_shape *sh, PyObject **out);
 
-/* encode.c */
+/* plan.c, encode.c */
 struct plan;
 
 uint64_t plan_bytes(PyObject *plan);

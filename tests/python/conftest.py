@@ -51,6 +51,12 @@ def pytest_configure(config):
         config.pluginmanager.register(_Tap(path))
 
 
+def pytest_collection_finish():
+    # What torch brought along need not be walked again after every test.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_children_left():
     yield

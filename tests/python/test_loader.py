@@ -99,7 +99,7 @@ def test_options(form, persistent, drop_last, prefetch):
         persistent_workers=persistent,
         drop_last=drop_last,
         prefetch_factor=prefetch,
-        epochs=3,
+        epochs=2,
     )
 
 

@@ -38,13 +38,14 @@ def body(lines):
 	for line in lines:
 		if "(not in this build)" in line:
 			continue
-		term = re.match(r"  (\S.*?)(?: {2,}(\S.*))?$", line)
+		# An option without a letter stands where the others have their long name.
+		term = re.match(r"  (?:    (?=--))?(\S.*?)(?: {2,}(\S.*))?$", line)
 		if not line.strip():
 			out.append(".PP")
 		elif re.match(r"\w[\w ]*:$", line):
 			section = line[:-1].upper()
 			out.append(f".SH {section}")
-		elif term and not line.startswith("   "):
+		elif term:
 			out += [".TP", f".B {roff(term.group(1))}"]
 			if term.group(2):
 				out.append(roff(term.group(2)))

@@ -102,7 +102,8 @@ static struct sluice_arena *arena_new(void)
 	}
 	a->region.ctl_fd = a->region.data_fd = -1;
 	a->watch_fd = a->event_fd = a->peer_fd = -1;
-	a->event_poll = a->event_tell = -1;
+	a->event_tell = -1;
+	a->event_poll = -1;
 	a->slot = SHM_NONE;
 	pthread_mutex_init(&a->watch_lock, NULL);
 	pthread_mutex_init(&a->pool_lock, NULL);

@@ -82,7 +82,10 @@ class _Torch:
 
     def at(self, address, nbytes, code, bits, shape):
         """A tensor over memory that somebody else keeps alive."""
-        v = _sluice.view_at(address, nbytes)
+        return self.over(_sluice.view_at(address, nbytes), code, bits, shape)
+
+    def over(self, v, code, bits, shape):
+        """A contiguous tensor over a View."""
         strides, n = [], 1
         for d in reversed(shape):
             strides.insert(0, n)

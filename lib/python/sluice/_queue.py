@@ -88,11 +88,12 @@ def _extent_of(array):
 class _Handover:
     """Stands for a batch being written: publish() queues a reference to one that exists."""
 
-    def __init__(self, entry):
-        self.entry = entry
+    def __init__(self, channel, batch):
+        self.channel = channel
+        self.batch = batch
 
     def publish(self, timeout):
-        self.entry.channel.share(self.entry.batch, timeout, _alive)
+        self.channel.share(self.batch, timeout, _alive)
 
     def release(self):
         pass
@@ -219,7 +220,7 @@ class Queue:
             return False
         self._counts["handed over"] += 1
         plan = _sluice.encode(entry.source, codec)
-        self._send(plan, _STORED, _Handover(entry), block, timeout)
+        self._send(plan, _STORED, _Handover(entry.channel, entry.batch), block, timeout)
         return True
 
     def put(self, obj, block=True, timeout=None):
@@ -232,7 +233,11 @@ class Queue:
             plan = _sluice.encode(obj, codec, ex.view.ptr, ex.used)
             if plan.placed and plan.nbytes <= ex.capacity:
                 return self._put_extent(st, ex, plan, block, timeout)
-            if not plan.placed:
+            if plan.placed or ex.batch.pieces:
+                # Too small for what else was built in it: the next one is larger.
+                st.hint = (self._uid, max(st.hint[1], slack(plan.nbytes)))
+                st.drop_extent()
+            else:
                 ex.used = 64
         plan = _sluice.encode(obj, codec)
         if plan.nbytes <= INLINE_MAX and not (self._pin and plan.payload):
@@ -246,10 +251,14 @@ class Queue:
         self.put(obj, False)
 
     def _put_extent(self, st, ex, plan, block, timeout):
+        # Sealed and shared, not published: a collate function may keep what it built and send it
+        # again, so the extent is free when its tensors are gone here and at the consumer's.
         st.extent = None
         ex.batch.write_plan(ex.view.ptr, plan)
+        ex.batch.seal()
         self._counts["built in place"] += 1
-        self._send_stored(ex.source, ex.batch, block, timeout)
+        channel = st.channel_of(ex.source, self._uid)
+        self._send_stored(ex.source, _Handover(channel, ex.batch), block, timeout)
 
     def _put_large(self, st, plan, block, timeout):
         nbytes = plan.nbytes

@@ -62,12 +62,18 @@ class Extent:
         self.thread = threading.get_ident()
 
     def alloc(self, nbytes):
-        """An address, or None."""
+        """A View, or None.  It keeps the extent once that is sealed."""
         at = (self.used + 255) & ~255
         if at + nbytes > self.capacity:
             return None
         self.used = at + nbytes
-        return self.view.ptr + at
+        return self.batch.piece(self.view.ptr + at, nbytes)
+
+    def drop(self):
+        """Give it up; what was built in it and is still in use keeps it."""
+        if self.batch.pieces:
+            self.batch.seal()
+        self.batch.release()
 
 
 class Store:
@@ -148,7 +154,14 @@ class Store:
     def drop_extent(self):
         ex, self.extent = self.extent, None
         if ex is not None:
-            ex.batch.release()
+            ex.drop()
+
+    def channel_of(self, source, uid):
+        """The queue's channel in the arena that a source names."""
+        ch = self.channels.get((source[3], uid))
+        if ch is None:
+            ch = self._channel(next(a for a in self.arenas if a.id == source[3]), uid)
+        return ch
 
     def in_flight(self, uids):
         """Whether objects of these queues would be lost if this process ended now."""

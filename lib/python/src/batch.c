@@ -11,6 +11,7 @@ struct py_batch {
 	PyObject_HEAD struct arena_ref *ar;
 	struct sluice_batch *writing; /* until published or aborted */
 	struct anchor *held; /* until released */
+	struct anchor *pieces; /* while writing: of memory that was handed out by piece() */
 	unsigned int gen;
 };
 
@@ -23,13 +24,21 @@ static struct py_batch *batch_alloc(struct arena_ref *ar)
 	self->ar = arena_ref_get(ar);
 	self->writing = NULL;
 	self->held = NULL;
+	self->pieces = NULL;
 	self->gen = fork_gen;
 	return self;
 }
 
 static bool batch_hold(struct py_batch *self, struct sluice_batch *b)
 {
-	self->held = anchor_new(ANCHOR_BATCH, self->ar);
+	if (self->pieces) {
+		/* What was built in it holds it from now on, beside this object. */
+		self->held = self->pieces;
+		self->pieces = NULL;
+		self->held->kind = ANCHOR_BATCH;
+	} else {
+		self->held = anchor_new(ANCHOR_BATCH, self->ar);
+	}
 	if (!self->held) {
 		PyErr_NoMemory();
 		return false;
@@ -63,13 +72,15 @@ PyObject *batch_new_writing(struct arena_ref *ar, struct sluice_batch *b)
 static void batch_drop(struct py_batch *self)
 {
 	struct sluice_batch *writing = self->writing;
-	struct anchor *held = self->held;
+	struct anchor *held = self->held, *pieces = self->pieces;
 
 	self->writing = NULL;
 	self->held = NULL;
+	self->pieces = NULL;
 	if (writing && self->gen == fork_gen)
 		sluice_batch_abort(writing);
 	anchor_put(held);
+	anchor_put(pieces);
 }
 
 static void batch_dealloc(struct py_batch *self)
@@ -253,6 +264,30 @@ static PyObject *batch_seal(struct py_batch *self, PyObject *unused)
 		return NULL;
 	}
 	Py_RETURN_NONE;
+}
+
+/*
+ * piece(address, len): bytes of the extent being written.  After seal() they keep the batch as its
+ * held object does; with publish() and release() whoever has them must not use them any more.
+ */
+static PyObject *batch_piece(struct py_batch *self, PyObject *args)
+{
+	struct sluice_batch *b = batch_writing(self);
+	unsigned long long addr, len;
+
+	if (!b || !PyArg_ParseTuple(args, "KK", &addr, &len))
+		return NULL;
+	if (!self->pieces) {
+		self->pieces = anchor_new(ANCHOR_ARENA, self->ar);
+		if (!self->pieces)
+			return PyErr_NoMemory();
+	}
+	return view_bytes(self->pieces, (void *)(uintptr_t)addr, len, false);
+}
+
+static PyObject *batch_get_pieces(struct py_batch *self, void *unused)
+{
+	return PyBool_FromLong(self->pieces && atomic_load(&self->pieces->refs) > 1);
 }
 
 /* write(plan): the whole batch is one object. */
@@ -499,6 +534,7 @@ static PyMethodDef batch_methods[] = {
 	{"decode", (PyCFunction)batch_decode, METH_VARARGS, "decode(codec, private=False)"},
 	{"count", (PyCFunction)batch_count, METH_NOARGS, "Items of encode_items()."},
 	{"item", (PyCFunction)batch_item, METH_VARARGS, "item(i, codec): one of them"},
+	{"piece", (PyCFunction)batch_piece, METH_VARARGS, "piece(address, len): a View of it"},
 	{"token", (PyCFunction)batch_token, METH_NOARGS, "Names the batch for Arena._open()."},
 	{"release", (PyCFunction)batch_release, METH_NOARGS, "Let go, or give up writing."},
 	{NULL},
@@ -506,6 +542,7 @@ static PyMethodDef batch_methods[] = {
 
 static PyGetSetDef batch_getset[] = {
 	{"tag", (getter)batch_get_tag, NULL, "number attached by the producer", NULL},
+	{"pieces", (getter)batch_get_pieces, NULL, "whether what piece() gave is in use", NULL},
 	{"state", (getter)batch_get_state, NULL, "writing, held or released", NULL},
 	{NULL},
 };

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """default_collate that stacks straight into the extent in which the batch will be sent."""
 import torch
+import torch.overrides
 from torch.utils.data._utils import collate as _stock
+from torch.utils.data._utils import fetch as _fetch
 
 from .._codec import codec
 from .._store import store
@@ -22,10 +24,10 @@ def _out(shape, dtype):
         n *= d
     if not n:
         return None
-    address = ex.alloc(n)
-    if address is None:
+    view = ex.alloc(n)
+    if view is None:
         return None
-    t = codec.torch.at(address, n, how[0], how[1], shape)
+    t = codec.torch.over(view, how[0], how[1], shape)
     return t.view(dtype) if how[2] else t
 
 
@@ -50,9 +52,83 @@ def collate_tensor_fn(batch, *, collate_fn_map=None):
         return torch.stack([t.detach() for t in batch], 0, out=out)
 
 
+def _joined(func, tensors, dim=0, **kw):
+    """The result of torch.stack() or torch.cat() in the extent, or None."""
+    if kw or not isinstance(tensors, (list, tuple)) or not tensors:
+        return None
+    first = tensors[0]
+    new = func is torch.stack
+    if type(first) is not torch.Tensor or type(dim) is not int:
+        return None
+    n = first.dim() + new
+    if not -n <= dim < n:
+        return None
+    dim %= n
+    # Without the joined dimension all shapes are the same; a cat() of others is torch's business.
+    rest = list(first.shape)
+    total = len(tensors) if new else 0
+    if not new:
+        del rest[dim]
+    for t in tensors:
+        if (
+            type(t) is not torch.Tensor
+            or t.layout is not torch.strided
+            or t.device.type != "cpu"
+            or t.dtype is not first.dtype
+            or t.requires_grad
+            or t.dim() != first.dim()
+        ):
+            return None
+        shape = list(t.shape)
+        if not new:
+            total += shape.pop(dim)
+        if shape != rest:
+            return None
+    rest.insert(dim, total)
+    out = _out(tuple(rest), first.dtype)
+    return None if out is None else func(tensors, dim, out=out)
+
+
+_JOINS = {torch.stack, torch.cat} | {
+    getattr(torch, name) for name in ("concat", "concatenate") if hasattr(torch, name)
+}
+
+
+class _Joining(torch.overrides.TorchFunctionMode):
+    """Inside of it torch.stack() and torch.cat() write straight into the extent."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _JOINS:
+            out = _joined(func, *args, **(kwargs or {}))
+            if out is not None:
+                return out
+        return func(*args, **(kwargs or {}))
+
+
+class _InPlace:
+    """A custom collate function whose large results need no copy."""
+
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __call__(self, samples):
+        with _Joining():
+            return self.fn(samples)
+
+
 def install():
-    """In a worker: every use of default_collate, a custom collate's too, stacks in place."""
+    """In a worker: what collate functions stack, their default_collate too, stands in place."""
+    if _stock.default_collate_fn_map[torch.Tensor] is collate_tensor_fn:
+        return  # inherited
     _stock.default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+    init = _fetch._BaseDatasetFetcher.__init__
+
+    def in_place(self, dataset, auto_collation, collate_fn, drop_last):
+        if auto_collation and collate_fn not in (_stock.default_collate, arena_collate):
+            collate_fn = _InPlace(collate_fn)
+        init(self, dataset, auto_collation, collate_fn, drop_last)
+
+    _fetch._BaseDatasetFetcher.__init__ = in_place
 
 
 def arena_collate(batch):

@@ -160,7 +160,7 @@ class Egress:
         t = t.detach()
         code, bits, extra = codec.torch.dtypes[t.dtype]
         n = t.numel() * t.element_size()
-        dst = codec.torch.at(ex.alloc(n), n, code, bits, tuple(t.shape))
+        dst = codec.torch.over(ex.alloc(n), code, bits, tuple(t.shape))
         if extra:
             dst = dst.view(t.dtype)
         dst.copy_(t, non_blocking=True)

@@ -75,7 +75,7 @@ def _control_channel(name, capacity):
     return arena, arena._channel(name, create=True, capacity=capacity, flags=_TX)
 
 
-_Adopted = collections.namedtuple("_Adopted", "ref batch channel source extent")
+_Adopted = collections.namedtuple("_Adopted", "ref batch channel descriptor extent")
 
 
 def _extent_of(array):
@@ -210,7 +210,9 @@ class Queue:
         key = id(shared)
         ref = weakref.ref(shared, lambda _: self._adopted.pop(key, None))
         channel = st.channels[source[3], self._uid]
-        self._adopted[key] = _Adopted(ref, batch, channel, source, _extent_of(shared))
+        self._adopted[key] = _Adopted(
+            ref, batch, channel, _sluice.encode(source, codec), _extent_of(shared)
+        )
         return shared
 
     def _put_adopted(self, obj, block, timeout):
@@ -219,8 +221,8 @@ class Queue:
         if entry is None or entry.ref() is not obj or entry.extent != _extent_of(obj):
             return False
         self._counts["handed over"] += 1
-        plan = _sluice.encode(entry.source, codec)
-        self._send(plan, _STORED, _Handover(entry.channel, entry.batch), block, timeout)
+        handover = _Handover(entry.channel, entry.batch)
+        self._send(entry.descriptor, _STORED, handover, block, timeout)
         return True
 
     def put(self, obj, block=True, timeout=None):

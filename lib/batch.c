@@ -85,6 +85,19 @@ static int manifest_read(struct sluice_batch *b)
 	return sluice_manifest_decode(&b->manifest, b->base + at, b->extent_bytes - at, at);
 }
 
+/*
+ * Of a PENDING lease only the payload is not there yet: have its manifest in the cache when it comes,
+ * wherever that is said to be.
+ */
+void batch_expect(const struct sluice_arena *a, uint32_t lease)
+{
+	uint64_t at = ((uint64_t)lease << a->hdr.block_shift) +
+		      (uint64_t)ld_rlx(&a->leases[lease].manifest) * MANIFEST_UNIT;
+
+	for (unsigned int i = 0; i < 4 && at < a->hdr.data_bytes; i++, at += MANIFEST_UNIT)
+		__builtin_prefetch((const char *)a->region.data + at);
+}
+
 /* Make a handle for a lease that we hold.  On failure the lease is given back. */
 int batch_hold(struct sluice_arena *a, struct sluice_batch **out, uint32_t lease, uint64_t word)
 {

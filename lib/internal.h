@@ -348,6 +348,7 @@ int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t lar
 struct sluice_batch *batch_get(struct sluice_arena *a);
 void batch_put(struct sluice_batch *b);
 int batch_hold(struct sluice_arena *a, struct sluice_batch **out, uint32_t lease, uint64_t word);
+void batch_expect(const struct sluice_arena *a, uint32_t lease);
 
 static inline void stat_add(shm_u64 *p, uint64_t n)
 {

@@ -95,8 +95,8 @@ static uint64_t lease_of_cell(struct sluice_arena *a, unsigned int channel, uint
 /*
  * Take the lease at the head.
  *
- * Return: 0; -EAGAIN when the channel is empty, -EINPROGRESS when the batch at the head is not
- * written yet, -ENODATA at its end, -EUCLEAN.
+ * Return: 0; -EAGAIN when the channel is empty, -EINPROGRESS when the batch at the head (*lease) is
+ * not written yet, -ENODATA at its end, -EUCLEAN.
  */
 int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 {
@@ -114,6 +114,7 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 			if (lease_state(w) == LEASE_PENDING) {
 				if (ld_acq(head) != p.pos)
 					continue;
+				*lease = cell_index(p.word);
 				return -EINPROGRESS;
 			}
 			if (w && !cas_sc(&a->leases[cell_index(p.word)].word, w, mine))

@@ -203,6 +203,8 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		}
 		if (err != -EAGAIN && err != -EINPROGRESS)
 			break;
+		if (err == -EINPROGRESS)
+			batch_expect(a, lease);
 		if (last || !timeout_ns) {
 			err = gave_up(ch, last ? last : -EAGAIN, "no batch");
 			break;

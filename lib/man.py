@@ -172,16 +172,17 @@ def fields(doc):
 	return out
 
 
-def head(name, version, summary):
+def head(name, version, summary, library):
 	return ['.\\" Made by lib/man.py from the public header.',
 		f'.TH {name} 3 "" "sluice {version}" "sluice manual"', ".SH NAME",
-		f"{name} \\- {roff(summary)}", ".SH LIBRARY", "sluice (\\fIlibsluice\\fP, \\fI\\-lsluice\\fP)"]
+		f"{name} \\- {roff(summary)}", ".SH LIBRARY",
+		f"sluice (\\fI{library}\\fP, \\fI{roff(library.replace('lib', '-l', 1))}\\fP)"]
 
 
 def function_page(h, header_name, version, library, function):
 	ret, name, args = function
 	doc = h.docs[name]
-	out = head(name, version, doc.summary)
+	out = head(name, version, doc.summary, library)
 	out += [".SH SYNOPSIS", ".nf", f".B #include <{header_name}>", ".PP"]
 	out += synopsis(ret, name, args) + [".fi"]
 	if doc.fields:
@@ -212,7 +213,7 @@ def function_page(h, header_name, version, library, function):
 
 def library_page(h, header_name, version, library):
 	title = h.conventions[0].split(" - ", 1)[1]
-	out = head(library, version, title)
+	out = head(library, version, title, library)
 	out += [".SH SYNOPSIS", f".B #include <{header_name}>", ".SH CONVENTIONS"]
 	for line in h.conventions[1:]:
 		if line.startswith("- "):

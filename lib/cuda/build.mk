@@ -64,6 +64,7 @@ NOTES += "libsluice-cuda needs the CUDA toolkit's headers (cuda.h) and is left o
 else
 ALL += lib-cuda
 INSTALLS += install-cuda
+man: $(B)/man/man3/libsluice-cuda.3
 endif
 
 ifneq ($(and $(CUDA_INC),$(call have_header,liburing.h)),)

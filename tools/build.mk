@@ -3,7 +3,7 @@
 # The program.  Parts that need more than a C compiler add to TOOLS_EXTRA_OBJ and TOOLS_LIBS; main.c
 # refers to their nouns weakly, so that they may be left out.
 
-TOOLS_SRC := $(filter-out tools/stat% tools/trace%,$(wildcard tools/*.c))
+TOOLS_SRC := $(filter-out tools/stat% tools/trace% tools/cuda%,$(wildcard tools/*.c))
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
 TOOLS_EXTRA_OBJ :=
 TOOLS_LIBS = $(LIB_LIBS) -lxxhash -lm

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cuda_link.h"
 #include "doctor.h"
 #include "term.h"
 
@@ -140,6 +141,26 @@ void check_module(struct finding *f)
 	}
 }
 
+static void check_link(struct finding *f, int version)
+{
+	struct cuda_link l;
+	char why[300];
+
+	if (!cuda_link_measure)
+		finding_pass(f, "the driver supports CUDA %d.%d", version / 1000,
+			     version % 1000 / 10);
+	else if (cuda_link_measure(&l, why, sizeof(why)))
+		finding_warn(f, "nvidia-smi",
+			     "the driver supports CUDA %d.%d, but device 0 cannot be fed: %s",
+			     version / 1000, version % 1000 / 10, why);
+	else
+		finding_pass(f,
+			     "the driver supports CUDA %d.%d; device 0 registers an arena at "
+			     "%.1f GB/s and copies from it at %.1f GB/s",
+			     version / 1000, version % 1000 / 10, l.register_rate / 1e9,
+			     l.copy_rate / 1e9);
+}
+
 void check_cuda(struct finding *f)
 {
 	int (*version_get)(int *version);
@@ -150,7 +171,6 @@ void check_cuda(struct finding *f)
 		finding_warn(f, "apt-get install nvidia-driver", "no CUDA driver (libcuda.so.1)");
 		return;
 	}
-	/* This call makes no context and wakes no GPU. */
 	*(void **)&version_get = dlsym(cuda, "cuDriverGetVersion");
 	if (!version_get || version_get(&version))
 		finding_warn(f, "nvidia-smi",
@@ -161,7 +181,6 @@ void check_cuda(struct finding *f)
 			     "opened: %s",
 			     version / 1000, version % 1000 / 10, strerror(errno));
 	else
-		finding_pass(f, "the driver supports CUDA %d.%d", version / 1000,
-			     version % 1000 / 10);
+		check_link(f, version);
 	dlclose(cuda);
 }

@@ -65,6 +65,9 @@ else
 ALL += lib-cuda
 INSTALLS += install-cuda
 man: $(B)/man/man3/libsluice-cuda.3
+TOOLS_EXTRA_OBJ += $(B)/tools/cuda_link.o
+TOOLS_LIBS += $(B)/lib/libsluice-cuda.a $(B)/lib/libsluice.a -ldl
+$(B)/sluice: $(B)/lib/libsluice-cuda.a
 endif
 
 ifneq ($(and $(CUDA_INC),$(call have_header,liburing.h)),)

@@ -21,7 +21,7 @@ $(B)/test/cuda-$(1)/%.o: tests/cuda/%.c tests/cuda/build.mk | $(B)/include/kself
 	$$(Q)mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(CUDA_TEST_FLAGS) $$(LIB_FLAGS_$(1)) -MMD -MP -c -o $$@ $$<
 
-cuda_fake_link_$(1) = $$(CC) $$(ALL_CFLAGS) $$(LIB_FLAGS_$(1)) $$(LDFLAGS) -o $$@ $$(filter %.o %.a,$$^) $$(LIB_LIBS) -ldl
+cuda_fake_link_$(1) = $$(CC) $$(ALL_CFLAGS) $$(LIB_FLAGS_$(1)) $$(LDFLAGS) -o $$@ $$(filter %.o,$$^) $$(filter %.a,$$^) $$(LIB_LIBS) -ldl
 cuda_fake_needs_$(1) := $(B)/test/cuda-$(1)/gpu_fake.o $(B)/test/$(1)/util.o \
 	$(B)/$(1)/libsluice-cuda.a $(B)/$(1)/libsluice.a
 
@@ -35,6 +35,7 @@ $(CUDA_FAKE_SUITES:%=$(B)/test/cuda-$(1)/%): $(B)/test/cuda-$(1)/%: $(B)/test/cu
 	$$(call say,LD,$$@)
 	$$(Q)$$(cuda_fake_link_$(1))
 
+$(B)/test/cuda-$(1)/link: $(B)/tools/cuda_link.o
 .PRECIOUS: $(B)/test/cuda-$(1)/%.o
 -include $(wildcard $(B)/test/cuda-$(1)/*.d)
 # A sanitizer's run time cannot be loaded into the example.

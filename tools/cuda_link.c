@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#include "cuda_link.h"
+
+#include <errno.h>
+#include <sluice_cuda.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+
+#define ARENA_BYTES (256 << 20)
+#define BATCH_BYTES (32 << 20)
+#define BATCHES	    24
+#define WARM	    4 /* batches before the clock starts: buffers are there, both copies are queued */
+#define TIMEOUT_NS  5000000000ULL
+
+struct path {
+	struct sluice_arena *arena;
+	struct sluice_channel *in, *out;
+	struct sluice_cuda *cuda;
+	struct sluice_cuda_feed *feed;
+};
+
+static double seconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static int path_open(struct path *p)
+{
+	const struct sluice_arena_opts arena = {
+		.sz = sizeof(arena),
+		.data_bytes = ARENA_BYTES,
+		.label = "doctor",
+	};
+	const struct sluice_channel_opts in = {.sz = sizeof(in), .flags = SLUICE_CHANNEL_CONSUME};
+	const struct sluice_channel_opts out = {.sz = sizeof(out), .flags = SLUICE_CHANNEL_PRODUCE};
+	int ret;
+
+	ret = sluice_arena_create(&p->arena, &arena);
+	if (!ret)
+		ret = sluice_channel_create(&p->in, p->arena, "link", &in);
+	if (!ret)
+		ret = sluice_channel_open(&p->out, p->arena, "link", &out);
+	return ret;
+}
+
+static int path_attach(struct path *p, double *register_rate)
+{
+	const struct sluice_cuda_opts gpu = {
+		.sz = sizeof(gpu),
+		.flags = SLUICE_CUDA_DEVICE | SLUICE_CUDA_CREATE_CONTEXT,
+	};
+	/* Two buffers: a batch is handed out when the copy of the one before the last is complete. */
+	const struct sluice_cuda_feed_opts feed = {
+		.sz = sizeof(feed),
+		.depth = 2,
+		.buffer_bytes = BATCH_BYTES,
+	};
+	struct sluice_cuda_stats st = {.sz = sizeof(st)};
+	int ret;
+
+	ret = sluice_cuda_attach(&p->cuda, p->arena, &gpu);
+	if (!ret)
+		ret = sluice_cuda_stats(p->cuda, &st);
+	if (!ret && st.register_ns)
+		*register_rate = (double)st.registered_bytes / (double)st.register_ns * 1e9;
+	return ret ? ret : sluice_cuda_feed_open(&p->feed, p->cuda, p->in, &feed);
+}
+
+static int batch_publish(struct path *p)
+{
+	const int64_t shape = BATCH_BYTES;
+	struct sluice_batch *b;
+	int ret;
+
+	ret = sluice_batch_begin(p->out, &b, BATCH_BYTES, TIMEOUT_NS);
+	if (ret)
+		return ret;
+	ret = sluice_batch_tensor_add(b, "x", SLUICE_U8, 1, &shape, NULL) ? 0 : -ENOSPC;
+	if (!ret)
+		ret = sluice_batch_publish_timeout(b, TIMEOUT_NS);
+	if (ret)
+		sluice_batch_abort(b);
+	return ret;
+}
+
+static int batches_copy(struct path *p, double *copy_rate, bool *ours)
+{
+	double start = 0;
+
+	for (int i = 0; i < BATCHES; i++) {
+		struct sluice_cuda_batch *b;
+		int ret = batch_publish(p);
+
+		*ours = !ret;
+		if (!ret)
+			ret = sluice_cuda_feed_next(p->feed, &b, NULL, TIMEOUT_NS);
+		if (!ret)
+			ret = sluice_cuda_batch_release(b, NULL);
+		if (ret)
+			return ret;
+		if (i == WARM)
+			start = seconds();
+	}
+	*copy_rate = (double)(BATCHES - 1 - WARM) * BATCH_BYTES / (seconds() - start);
+	return 0;
+}
+
+int cuda_link_measure(struct cuda_link *l, char *why, size_t why_bytes)
+{
+	struct path p = {0};
+	bool cuda = false; /* whose sentence it is */
+	int ret;
+
+	*l = (struct cuda_link){0};
+	ret = path_open(&p);
+	if (!ret) {
+		cuda = true;
+		ret = path_attach(&p, &l->register_rate);
+	}
+	if (!ret)
+		ret = batches_copy(&p, &l->copy_rate, &cuda);
+	if (ret)
+		snprintf(why, why_bytes, "%s", cuda ? sluice_cuda_strerror() : sluice_strerror());
+	sluice_cuda_feed_close(p.feed);
+	sluice_cuda_detach(p.cuda);
+	sluice_channel_close(p.out);
+	sluice_channel_close(p.in);
+	sluice_arena_detach(p.arena);
+	return ret;
+}

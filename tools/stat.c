@@ -191,8 +191,8 @@ int cmd_stat(int argc, char **argv)
 		 "bytes (default), pid, socket, vm, arena, wait, calls or in", 0, 0},
 		OPT_JSON(&json),
 		{"openmetrics", 'm', OPT_TEXT, &o.path, "FILE",
-		 "replace FILE at each look, for the node exporter's textfile collector; - prints "
-		 "once",
+		 "replace FILE at each look, for the node exporter's textfile\n"
+		 "collector; - prints once",
 		 0, 0},
 		{"library", 'l', OPT_TEXT, &library, "PATH", "the libsluice whose batches to count",
 		 0, 0},
@@ -205,11 +205,19 @@ int cmd_stat(int argc, char **argv)
 		.verb = "stat",
 		.operands = "[load|unload|status]",
 		.what = "Counts what every process moves through pipes, FIFOs, unix sockets, "
-			"process_vm calls and\narenas, and how long it waits there. Reads the "
-			"counters "
-			"that `load` pinned, or loads\nsome for as long as it runs. `load` again "
-			"replaces the programs and keeps the counts;\n`unload` removes both.",
+			"process_vm calls and\n"
+			"arenas, and how long it waits there.  Reads the counters that load "
+			"pinned, or loads some\n"
+			"for as long as it runs.",
 		.opts = opts,
+		.more = "load pins programs and counters, so that they outlive this program; load "
+			"again replaces\n"
+			"the programs and keeps the counts, unload removes both.  status says "
+			"which hooks are\n"
+			"attached and what was lost.\n"
+			"Exit status: 0 all is well, 1 status found nothing loaded, 2 wrong usage, "
+			"3 nothing could\n"
+			"be loaded, read or written.",
 	};
 	int ret;
 

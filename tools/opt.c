@@ -136,13 +136,14 @@ static void take(const struct usage *u, const struct opt *o, const char *text)
 int opt_parse(const struct usage *u, int argc, char **argv)
 {
 	struct option longs[MAX_OPTS + 2] = {0};
-	char letters[2 * MAX_OPTS + 4] = "h";
+	char letters[2 * MAX_OPTS + 4] = "";
 	unsigned int n = 0;
 	char self[64];
 	int c;
 
 	snprintf(self, sizeof(self), "sluice %s", u->verb);
 	argv[0] = self; /* for the messages of getopt_long() */
+	strcpy(letters, u->command ? "+h" : "h");
 	for (const struct opt *o = u->opts; o->name && n < MAX_OPTS; o++, n++) {
 		size_t at = strlen(letters);
 

@@ -32,6 +32,7 @@ struct usage {
 	const char *what; /* one paragraph */
 	const struct opt *opts;
 	const char *more; /* printed behind the options, or NULL */
+	bool command; /* the operands are a command, whose options are its own */
 };
 
 #define OPT_JSON(v)                                                         \
@@ -42,8 +43,8 @@ struct usage {
 
 /*
  * Prints help and exits with 0 for --help; complains and exits with EXIT_USAGE for what is wrong.
- * Options may stand behind operands; "--" ends them.  Return: index of the first operand; argv is
- * permuted.
+ * Options may stand behind operands, but for a command; "--" ends them.  Return: index of the first
+ * operand; argv is permuted.
  */
 int opt_parse(const struct usage *u, int argc, char **argv);
 

@@ -211,13 +211,19 @@ int cmd_trace(int argc, char **argv)
 	};
 	const struct usage usage = {
 		.verb = "trace",
-		.operands = "-- COMMAND...",
-		.what = "Runs a command and counts what it and its children move through pipes, "
-			"FIFOs, "
-			"unix\nsockets and arenas, and how long they wait there; prints who talks "
-			"to "
-			"whom and a\nverdict. Exits like the command.",
+		.operands = "[--] COMMAND...",
+		.what = "Runs a command, or watches the processes that -p names, and counts what "
+			"they and their\n"
+			"children move through pipes, FIFOs, unix sockets and arenas, and how "
+			"long they wait\n"
+			"there; prints who talks to whom and a verdict.",
 		.opts = opts,
+		.more = "Exit status: that of the command, 128 and the signal that killed it, 126 "
+			"or 127 where it\n"
+			"cannot be run; 0 after -p, --time or an interrupt; 2 wrong usage, 3 "
+			"nothing could be\n"
+			"counted or written.",
+		.command = true,
 	};
 	struct libraries libs = {0};
 	struct counters *c;
@@ -229,8 +235,12 @@ int cmd_trace(int argc, char **argv)
 	ret = pids ? parse_pids(&o, pids) : 0;
 	if (ret)
 		return ret;
-	if (!pids == (first == argc))
-		return bad_usage("one of -p and a command, not", pids ? "both" : "neither");
+	if (!pids == (first == argc)) {
+		complain("trace", "%s; see sluice trace --help",
+			 pids ? "-p watches what runs already, and a command is given too"
+			      : "no command is given, and no process with -p");
+		return EXIT_USAGE;
+	}
 	if (seconds && !parse_seconds(seconds, &o.seconds))
 		return bad_usage("--time takes seconds above 0, not", seconds);
 	if (!counts_our_pids() || counters_load(&c, &load))

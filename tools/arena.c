@@ -270,7 +270,7 @@ static void show(const struct view *v, const struct found *f, bool extents, bool
 
 	if (behind_another)
 		putchar('\n');
-	printf("arena %016" PRIx64 "  %s\n", v->hdr.arena_id,
+	printf("arena %016" PRIx64 "%s%s\n", v->hdr.arena_id, *v->hdr.label ? "  " : "",
 	       human_path(label, sizeof(label), v->hdr.label));
 	printf("  data     %s in blocks of %s, %s on huge pages\n",
 	       human_bytes(a, v->hdr.data_bytes), human_bytes(b, 1ULL << v->hdr.block_shift),
@@ -397,7 +397,7 @@ static int arenas(const struct asked *ask, bool in_full)
 
 		/* When one is asked for, what is wrong with others is not the question. */
 		ret = found_view(&v, f, !ask->which);
-		failed += ret && ret != -ENOENT;
+		failed += ret && ret != -ENOENT && ret != -EAGAIN;
 		if (ret)
 			continue;
 		if (is_asked(&v, f, ask->which)) {

@@ -262,11 +262,18 @@ int view_take(struct view *v, int fd, char *why, unsigned int len)
 {
 	struct copy c = {0};
 	struct stat st;
+	ssize_t n;
 	int ret;
 
 	*v = (struct view){0};
-	if (fstat(fd, &st) || pread(fd, &v->hdr, sizeof(v->hdr), 0) != sizeof(v->hdr)) {
-		snprintf(why, len, "it cannot be read: %s", strerror(errno));
+	n = fstat(fd, &st) ? -1 : pread(fd, &v->hdr, sizeof(v->hdr), 0);
+	/* The header is written when all memory is there, which takes seconds for a large arena. */
+	if (!n || (n == sizeof(v->hdr) && !v->hdr.magic)) {
+		snprintf(why, len, "it is still being created");
+		return -EAGAIN;
+	}
+	if (n != sizeof(v->hdr)) {
+		snprintf(why, len, "it cannot be read: %s", strerror(n < 0 ? errno : EIO));
 		return -EBADF;
 	}
 	v->hdr.label[SLUICE_LABEL_LEN - 1] = '\0';

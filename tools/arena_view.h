@@ -65,7 +65,10 @@ struct view {
 	uint64_t extents;
 };
 
-/* Takes a copy through a descriptor.  Return: 0, or a negative errno with a sentence in why. */
+/*
+ * Takes a copy through a descriptor.  Return: 0, -EAGAIN for an arena that is still being created,
+ * or another negative errno, with a sentence in why.
+ */
 int view_take(struct view *v, int fd, char *why, unsigned int why_len);
 void view_free(struct view *v);
 const struct view_peer *view_peer_at(const struct view *v, unsigned int slot);

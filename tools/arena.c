@@ -446,10 +446,12 @@ int cmd_arena(int argc, char **argv)
 	const struct usage usage = {
 		.verb = "arena",
 		.operands = "list | show [ID|PID|LABEL]",
-		.what = "Finds the arenas of this host through the descriptors of its processes "
+		.what = "Finds the memfd arenas of this host through the descriptors of its "
+			"processes "
 			"and shows who is\n"
 			"attached, who holds what, and for how long.  Looking does not join an "
-			"arena.",
+			"arena.  Those of\n"
+			"/dev/sluice are not among them: nobody outside can look into them.",
 		.opts = opts,
 		.more = "Exit status: 0 shown, 1 an arena could not be looked at or the one asked "
 			"for is not\n"

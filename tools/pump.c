@@ -162,7 +162,8 @@ int cmd_pump(int argc, char **argv)
 		 .min = 1 << 16,
 		 .max = 1ULL << 46,
 		 .help = "data region of the arena (default: 8 batches for each\n"
-			 "producer, at least 32M; what fits the caches is fastest)"},
+			 "producer, at least 32M; what fits the caches is fastest);\n"
+			 "making it is the setup of the table, which is not part of time"},
 		{.name = "rounds",
 		 .letter = 'r',
 		 .kind = OPT_COUNT,
@@ -170,7 +171,8 @@ int cmd_pump(int argc, char **argv)
 		 .arg = "N",
 		 .min = 1,
 		 .max = PUMP_MAX_ROUNDS,
-		 .help = "do it all N times (default 1); the table shows the median"},
+		 .help = "do it all N times (default 1); the table shows the round of median\n"
+			 "time, the slower one of two in the middle"},
 		{.name = "manifest",
 		 .letter = 'm',
 		 .kind = OPT_TEXT,

@@ -203,8 +203,11 @@ const struct pump_result *run_median(const struct run *r, uint64_t rounds)
 
 void report_table(const struct run *runs, unsigned int n, uint64_t rounds)
 {
-	static const char *const heads[] = {"transport", ">files",    ">bytes",	       ">time",
-					    ">rate",	 ">CPU time", ">against pipe", NULL};
+	const char *const heads[] = {"transport", ">files",
+				     ">bytes",	  ">setup",
+				     ">time",	  ">rate",
+				     ">CPU time", n > 1 ? ">against pipe" : NULL,
+				     NULL};
 	struct table *t = table_new(heads);
 	char buf[HUMAN_LEN];
 
@@ -214,19 +217,25 @@ void report_table(const struct run *runs, unsigned int n, uint64_t rounds)
 		table_cell(t, "%s", runs[i].ops->name);
 		table_cell(t, "%" PRIu64, res->verified);
 		table_cell(t, "%s", human_bytes(buf, res->bytes));
+		table_cell(t, "%s", human_time(buf, res->open_seconds));
 		table_cell(t, "%s", human_time(buf, res->seconds));
 		table_cell(t, "%s", human_rate(buf, res->bytes / res->seconds));
 		table_cell(t, "%s", human_time(buf, res->cpu_seconds));
-		if (n > 1)
-			table_tinted(t, i ? TINT_NONE : TINT_GREEN, "%.2fx",
-				     run_median(&runs[n - 1], rounds)->seconds / res->seconds);
-		else
-			table_cell(t, "-");
+		if (n > 1) {
+			double gain = run_median(&runs[n - 1], rounds)->seconds / res->seconds;
+
+			table_tinted(t,
+				     gain > 1	? TINT_GREEN
+				     : gain < 1 ? TINT_RED
+						: TINT_NONE,
+				     "%.2fx", gain);
+		}
 	}
 	table_print(t, stdout);
 	table_free(t);
 	if (rounds > 1)
-		printf("the median of %" PRIu64 " rounds, the transports in turn\n", rounds);
+		printf("the %smedian of %" PRIu64 " rounds%s\n", rounds % 2 ? "" : "upper ", rounds,
+		       n > 1 ? ", the transports in turn" : "");
 }
 
 /* In the format of xxhsum --check; the backslash in front tells that a name is escaped. */

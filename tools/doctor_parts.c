@@ -2,12 +2,16 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <liburing.h>
 #include <sluice.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "cuda_link.h"
@@ -126,6 +130,28 @@ void check_pidfd(struct finding *f)
 	finding_pass(f, "the death of a peer is seen at once");
 }
 
+/* Where depmod knows it, modprobe finds it. */
+static bool module_is_installed(void)
+{
+	struct utsname u;
+	char path[128];
+	char *line = NULL;
+	bool found = false;
+	size_t len = 0;
+	FILE *file;
+
+	uname(&u);
+	snprintf(path, sizeof(path), "/lib/modules/%s/modules.dep", u.release);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	while (!found && getline(&line, &len, file) > 0)
+		found = strstr(line, "/sluice.ko");
+	free(line);
+	fclose(file);
+	return found;
+}
+
 void check_module(struct finding *f)
 {
 	int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
@@ -134,7 +160,11 @@ void check_module(struct finding *f)
 		close(fd);
 		finding_pass(f, DEVICE " opens: arenas are pinned, and the kernel reports deaths");
 	} else if (errno == ENOENT) {
-		finding_warn(f, "modprobe sluice", "not loaded: arenas are memfds");
+		finding_warn(f,
+			     module_is_installed()
+				     ? "modprobe sluice"
+				     : "make build/sluice.ko && insmod build/sluice.ko",
+			     "not loaded: arenas are memfds");
 	} else {
 		finding_warn(f, "chmod 0666 " DEVICE,
 			     DEVICE " cannot be opened: %s; arenas are memfds", strerror(errno));
@@ -161,6 +191,29 @@ static void check_link(struct finding *f, int version)
 			     l.copy_rate / 1e9);
 }
 
+/* True also where that cannot be told. */
+static bool may_have_gpu(void)
+{
+	static const char vendor_nvidia[] = "0x10de";
+	char vendor[16];
+	bool found = false;
+	glob_t g;
+
+	if (glob("/sys/bus/pci/devices/*/vendor", 0, NULL, &g))
+		return true;
+	for (size_t i = 0; i < g.gl_pathc && !found; i++) {
+		FILE *file = fopen(g.gl_pathv[i], "re");
+
+		if (!file)
+			continue;
+		found = fgets(vendor, sizeof(vendor), file) &&
+			!strncmp(vendor, vendor_nvidia, strlen(vendor_nvidia));
+		fclose(file);
+	}
+	globfree(&g);
+	return found;
+}
+
 void check_cuda(struct finding *f)
 {
 	int (*version_get)(int *version);
@@ -168,7 +221,11 @@ void check_cuda(struct finding *f)
 	int version = 0;
 
 	if (!cuda) {
-		finding_warn(f, "apt-get install nvidia-driver", "no CUDA driver (libcuda.so.1)");
+		if (may_have_gpu())
+			finding_warn(f, "apt-get install nvidia-driver",
+				     "no CUDA driver (libcuda.so.1)");
+		else
+			finding_pass(f, "no NVIDIA GPU, and no driver (libcuda.so.1) for one");
 		return;
 	}
 	*(void **)&version_get = dlsym(cuda, "cuDriverGetVersion");

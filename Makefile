@@ -49,7 +49,7 @@ MAKEFLAGS += --no-builtin-rules
 .SUFFIXES:
 
 # $(call have_header,NAME.h) is y or empty; a part that lacks something says so in NOTES.
-have_header = $(shell echo '\#include <$(1)>' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo y)
+have_header = $(shell printf '\043include <%s>\n' '$(1)' | $(CC) $(CPPFLAGS) -E - >/dev/null 2>&1 && echo y)
 
 # Each part adds its targets to these.  A check-NAME leaves TAP in build/check/NAME.tap.
 # NOTES are quoted sentences: what is left out of the build, and what would bring it back.

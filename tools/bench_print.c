@@ -11,9 +11,7 @@
 
 void bench_number(char *buf, size_t len, double v)
 {
-	if (fabs(v) >= 1000)
-		snprintf(buf, len, "%.0f", v);
-	else if (fabs(v) >= 100)
+	if (fabs(v) >= 100)
 		snprintf(buf, len, "%.0f", v);
 	else if (fabs(v) >= 10)
 		snprintf(buf, len, "%.1f", v);

@@ -208,7 +208,9 @@ def function_page(h, header_name, version, library, function):
 	also = sorted(set(also) - {name})
 	out.append(".SH SEE ALSO")
 	out += [f".BR {f} (3){',' if f != also[-1] else ''}" for f in also]
-	return "\n".join(out) + "\n"
+	# In the header they are the comment at its top, here they have a page.
+	text = "\n".join(out) + "\n"
+	return text.replace("see the conventions", f"see CONVENTIONS in \\fB{library}\\fP(3)")
 
 
 def library_page(h, header_name, version, library):

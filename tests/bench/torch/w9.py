@@ -20,11 +20,12 @@ SEGMENTS = 8
 
 
 def payload(kind):
+    """Never zeros: memory that was not written yet is one page, however large it looks."""
     if kind == "bytes":
-        return bytes(BYTES)
+        return b"x" * BYTES
     if kind == "numpy":
-        return np.zeros(BYTES // 4, np.float32)
-    return torch.zeros(BYTES // 4)
+        return np.ones(BYTES // 4, np.float32)
+    return torch.ones(BYTES // 4)
 
 
 def produce(q, kind):
@@ -37,7 +38,7 @@ def produce(q, kind):
 def produce_segments(q, free, names):
     """The shared-memory pool by hand: copy into a free segment, send its number."""
     segments = [shared_memory.SharedMemory(n) for n in names]
-    data = np.zeros(BYTES, np.uint8)
+    data = np.ones(BYTES, np.uint8)
     while True:
         k = free.get()
         np.frombuffer(segments[k].buf, np.uint8, BYTES)[:] = data

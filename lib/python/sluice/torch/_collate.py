@@ -121,10 +121,11 @@ def install():
     if _stock.default_collate_fn_map[torch.Tensor] is collate_tensor_fn:
         return  # inherited
     _stock.default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+    in_place_already = _stock.default_collate, arena_collate
     init = _fetch._BaseDatasetFetcher.__init__
 
     def in_place(self, dataset, auto_collation, collate_fn, drop_last):
-        if auto_collation and collate_fn not in (_stock.default_collate, arena_collate):
+        if auto_collation and not any(collate_fn is f for f in in_place_already):
             collate_fn = _InPlace(collate_fn)
         init(self, dataset, auto_collation, collate_fn, drop_last)
 

@@ -83,12 +83,15 @@ def _egress_worker(fn, jobs, results):
             return
         tag, tensors = job
         del job
+        outcome = None
         try:
             fn(tensors, tag)
-            results.put(None)
         except Exception as e:
-            results.put((e, "".join(traceback.format_exc())))
+            outcome = e, traceback.format_exc()
+        # Free before it is reported: the next result goes there.
         del tensors
+        results.put(outcome)
+        del outcome
 
 
 class Egress:
@@ -119,7 +122,7 @@ class Egress:
     def _extent(self, nbytes):
         st = store()
         while True:
-            got = st.begin(self._jobs._uid, nbytes, 0.5, _alive, self._depth)
+            got = st.begin(self._jobs._uid, nbytes, 0.5, _alive, self._depth + 1)
             if got is not None:
                 break
             self._collect(0)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* sluice NOUN ...: finds the noun, prints help and the version, and does nothing else. */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -57,6 +58,19 @@ static void help(FILE *f)
 	      f);
 }
 
+/* A full disk must not look like a result. */
+static int stdout_check(int status)
+{
+	/* Of a write that failed before, the reason is no longer known. */
+	if (fflush(stdout))
+		complain(NULL, "writing to standard output failed: %s", strerror(errno));
+	else if (ferror(stdout))
+		complain(NULL, "writing to standard output failed");
+	else
+		return status;
+	return EXIT_BROKEN;
+}
+
 int main(int argc, char **argv)
 {
 	const char *name = argc > 1 ? argv[1] : NULL;
@@ -67,11 +81,11 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
 		help(stdout);
-		return EXIT_OK;
+		return stdout_check(EXIT_OK);
 	}
 	if (!strcmp(name, "--version")) {
 		printf("sluice %s\n", sluice_version());
-		return EXIT_OK;
+		return stdout_check(EXIT_OK);
 	}
 	for (unsigned int i = 0; i < NOUNS; i++) {
 		if (strcmp(name, nouns[i].name))
@@ -80,7 +94,7 @@ int main(int argc, char **argv)
 			complain(name, "not in this build: it needs %s", nouns[i].needs);
 			return EXIT_BROKEN;
 		}
-		return nouns[i].run(argc - 1, argv + 1);
+		return stdout_check(nouns[i].run(argc - 1, argv + 1));
 	}
 	complain(NULL, "%s is none of its nouns; see sluice --help", name);
 	return EXIT_USAGE;

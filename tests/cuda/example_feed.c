@@ -11,11 +11,12 @@ static const uint64_t bytes = 64 * 3 * 224 * 224 * sizeof(float);
 /* Another process: fills batches in place.  It never loads CUDA. */
 static int produce(struct sluice_arena *inherited)
 {
+	struct sluice_channel_opts out = {.sz = sizeof(out), .flags = SLUICE_CHANNEL_PRODUCE};
 	struct sluice_arena *a;
 	struct sluice_channel *ch;
 	struct sluice_batch *b;
 
-	if (sluice_arena_reattach(&a, inherited) || sluice_channel_open(&ch, a, "train", NULL))
+	if (sluice_arena_reattach(&a, inherited) || sluice_channel_open(&ch, a, "train", &out))
 		return 1;
 	for (int i = 0; i < 20; i++) {
 		if (sluice_batch_begin(ch, &b, bytes, SLUICE_FOREVER))

@@ -425,7 +425,8 @@ enum sluice_channel_flags {
 /**
  * struct sluice_channel_opts - a channel, and one endpoint of it
  * @sz: sizeof(struct sluice_channel_opts)
- * @flags: enum sluice_channel_flags; neither PRODUCE nor CONSUME means both
+ * @flags: enum sluice_channel_flags; neither PRODUCE nor CONSUME means both, and an endpoint that is
+ *	both is a partner of its own: it never gets -EPIPE or the end of the stream
  * @capacity: batches that may be queued, 1 to SLUICE_MAX_CAPACITY; 0 means 64 (create only)
  * @spin_ns: longest time to spin before sleeping; 0 adapts (at most 50 us, none on one CPU)
  * @publish_timeout_ns: how long sluice_batch_publish() waits for room; 0 means for ever

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import sys
 from multiprocessing import context as mp
+from multiprocessing import synchronize
 
 from . import _queue
 
@@ -47,6 +48,13 @@ class ForkServerProcess(_Worker, mp.ForkServerProcess):
     pass
 
 
+class Event(synchronize.Event):
+    """One that a process which only looks at it cannot leave locked when it is killed."""
+
+    def is_set(self):
+        return self._flag.get_value() > 0
+
+
 class _Queues:
     def __init__(self, **options):
         super().__init__()
@@ -54,6 +62,9 @@ class _Queues:
 
     def Queue(self, maxsize=0):
         return _queue.Queue(maxsize, **self._options)
+
+    def Event(self):
+        return Event(ctx=self.get_context())
 
     def __reduce__(self):
         return context, (self.get_start_method(), self._options)

@@ -29,11 +29,14 @@ static int device_open(void)
 	struct sluice_ioc_hello hello = {.size = sizeof(hello), .abi = SLUICE_ABI_VERSION};
 	int fd = open(DEVICE, O_RDWR | O_CLOEXEC), err;
 
-	if (fd < 0)
-		return sluice_fail(ENOTSUP, "backend kmod: " DEVICE ": %s%s", strerror(errno),
-				   errno == ENOENT   ? " (is the module loaded?)"
-				   : errno == EACCES ? " (its group may use it)"
-						     : "");
+	if (fd < 0) {
+		err = errno;
+		return sluice_fail(err == EMFILE || err == ENFILE || err == ENOMEM ? err : ENOTSUP,
+				   "backend kmod: " DEVICE ": %s%s", strerror(err),
+				   err == ENOENT   ? " (is the module loaded?)"
+				   : err == EACCES ? " (its group may use it)"
+						   : "");
+	}
 	if (!ioctl(fd, SLUICE_IOC_HELLO, &hello))
 		return fd;
 	err = errno;
@@ -132,7 +135,7 @@ static unsigned long long parameter(const char *name)
 
 static int create_fail(int err, const struct sluice_region_req *req)
 {
-	unsigned long long asked = req->control_bytes + req->data_bytes;
+	unsigned long long asked = req->data_bytes;
 	const char *limit = err == EFBIG    ? "max_arena_bytes"
 			    : err == ENOSPC ? "max_total_bytes"
 			    : err == EDQUOT ? "max_user_bytes or max_user_arenas"
@@ -140,22 +143,22 @@ static int create_fail(int err, const struct sluice_region_req *req)
 
 	if (limit && err != EDQUOT && parameter(limit))
 		return sluice_fail(ENOMEM,
-				   "arena: %llu bytes asked, over the limit %s=%llu of the "
+				   "arena: %llu data bytes asked, over the limit %s=%llu of the "
 				   "kernel module",
 				   asked, limit, parameter(limit));
 	if (limit)
 		return sluice_fail(ENOMEM,
-				   "arena: %llu bytes asked, over the limit %s of the kernel "
+				   "arena: %llu data bytes asked, over the limit %s of the kernel "
 				   "module (the kernel log says how much is left)",
 				   asked, limit);
 	if (err == ENOMEM && req->flags & SLUICE_ARENA_HUGE_REQUIRED)
 		return sluice_fail(ENOMEM,
-				   "arena: %llu bytes asked, all on huge pages: not enough "
+				   "arena: %llu data bytes asked, all on huge pages: not enough "
 				   "memory, or it is too fragmented",
 				   asked);
 	if (err == ENOMEM)
 		return sluice_fail(ENOMEM,
-				   "arena: %llu bytes asked, not enough free memory, or over "
+				   "arena: %llu data bytes asked, not enough free memory, or over "
 				   "the limit of the memory cgroup",
 				   asked);
 	if (err == EINVAL && req->flags & SLUICE_ARENA_BIND_NODE)

@@ -4,6 +4,7 @@
  *
  *	arena.c     create, attach, reattach, detach, send, receive
  *	region.c    the memory of a memfd arena
+ *	memlimit.c  whether that memory can be had
  *	backend_*.c where memory, bells and death notices come from
  *	peer.c      joining, leaving, watching, events
  *	recover.c   taking back what a dead peer had

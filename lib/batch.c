@@ -98,29 +98,25 @@ void batch_expect(const struct sluice_arena *a, uint32_t lease)
 		__builtin_prefetch((const char *)a->region.data + at);
 }
 
-/* Make a handle for a lease that we hold.  On failure the lease is given back. */
-int batch_hold(struct sluice_arena *a, struct sluice_batch **out, uint32_t lease, uint64_t word)
+/*
+ * Let a handle be that of a lease that we hold.  On failure lease and handle are given back, but for
+ * -ENOMEM: then the handle still holds the lease, and batch_hold() can be called again.
+ */
+int batch_hold(struct sluice_batch *b, uint32_t lease, uint64_t word)
 {
-	struct sluice_batch *b = batch_get(a);
 	int err;
 
-	if (!b) {
-		extent_release(a, lease, word);
-		return -ENOMEM;
-	}
 	b->lease = lease;
 	b->word = word;
 	b->state = BATCH_HELD;
-	err = extent_resolve(a, lease, &b->extent, &b->base, &b->extent_bytes);
+	err = extent_resolve(b->a, lease, &b->extent, &b->base, &b->extent_bytes);
 	if (!err)
 		err = manifest_read(b);
-	if (err) {
-		extent_release(a, lease, word);
+	if (err && err != -ENOMEM) {
+		extent_release(b->a, lease, word);
 		batch_put(b);
-		return err;
 	}
-	*out = b;
-	return 0;
+	return err;
 }
 
 /* ------------------------------------------------------------------ writing */
@@ -477,6 +473,7 @@ int sluice_batch_token(const struct sluice_batch *b, uint64_t *token)
 int sluice_batch_open(struct sluice_arena *a, struct sluice_batch **out, uint64_t token)
 {
 	uint32_t extent = token & 0xfffffff, lease;
+	struct sluice_batch *b;
 	uint64_t gen, word;
 	int err = arena_check(a);
 
@@ -489,8 +486,23 @@ int sluice_batch_open(struct sluice_arena *a, struct sluice_batch **out, uint64_
 	if (gen << 28 != (token & ~0xfffffffULL))
 		return sluice_fail(ESTALE, "token %016llx: its batch has been freed already",
 				   (unsigned long long)token);
+	b = batch_get(a);
+	if (!b)
+		return -ENOMEM;
 	err = alias_create(a, extent, gen, LEASE_HELD, &lease, &word);
-	return err ? err : batch_hold(a, out, lease, word);
+	if (err) {
+		batch_put(b);
+		return err;
+	}
+	err = batch_hold(b, lease, word);
+	if (err == -ENOMEM) {
+		/* Nothing is lost: the token is good as long as it was before. */
+		extent_release(a, lease, word);
+		batch_put(b);
+	}
+	if (!err)
+		*out = b;
+	return err;
 }
 
 /* ------------------------------------------------------------------ reading */

@@ -271,6 +271,8 @@ void endpoint_free(struct sluice_channel *ch)
 {
 	struct sluice_channel **p;
 
+	if (ch->unread)
+		batch_put(ch->unread);
 	pthread_mutex_lock(&ch->a->pool_lock);
 	for (p = &ch->a->open; *p; p = &(*p)->next_open)
 		if (*p == ch) {
@@ -291,6 +293,8 @@ void sluice_channel_close(struct sluice_channel *ch)
 	a = ch->a;
 	if (arena_forked(a))
 		return; /* sluice_arena_reattach() frees it */
+	sluice_batch_release(ch->unread);
+	ch->unread = NULL;
 	lock_take(a, SLUICE_FOREVER);
 	endpoint_retire(a, ch->number, false);
 	channels_sweep(a);

@@ -210,6 +210,7 @@ struct sluice_channel {
 	bool keep_open;
 	char name[SLUICE_LABEL_LEN];
 
+	struct sluice_batch *unread; /* taken from the ring when memory ran out */
 	uint64_t publish_timeout_ns;
 	uint64_t sequence;
 	uint64_t spin_max_ns;
@@ -348,7 +349,7 @@ int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t lar
 /* batch.c */
 struct sluice_batch *batch_get(struct sluice_arena *a);
 void batch_put(struct sluice_batch *b);
-int batch_hold(struct sluice_arena *a, struct sluice_batch **out, uint32_t lease, uint64_t word);
+int batch_hold(struct sluice_batch *b, uint32_t lease, uint64_t word);
 void batch_expect(const struct sluice_arena *a, uint32_t lease);
 
 static inline void stat_add(shm_u64 *p, uint64_t n)

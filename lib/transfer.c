@@ -49,7 +49,7 @@ static bool consumers_gone(const struct sluice_channel *ch)
 
 static bool ready_to_consume(struct sluice_channel *ch)
 {
-	return ring_readable(ch) || producers_gone(ch);
+	return ch->unread || ring_readable(ch) || producers_gone(ch);
 }
 
 /* Those who wait for room come first, or whoever has a CPU next to the consumer's has it all. */
@@ -170,10 +170,27 @@ static int end_of_stream(struct sluice_channel *ch)
 	return sluice_fail(ENODATA, "channel %s: end of the stream", ch->name);
 }
 
+/* What was taken from the ring, and finds no memory for its description, waits for the next call. */
+static int batch_hand_out(struct sluice_channel *ch, struct sluice_batch *b, uint32_t lease,
+			  uint64_t word, struct sluice_batch **out)
+{
+	int err = batch_hold(b, lease, word);
+
+	ch->unread = err == -ENOMEM ? b : NULL;
+	if (err)
+		return err;
+	stat_add(&ch->stats->consumed, 1);
+	stat_add(&ch->stats->consumed_bytes, b->manifest.payload_bytes);
+	USDT3(batch_next, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index);
+	*out = b;
+	return 0;
+}
+
 int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, uint64_t timeout_ns)
 {
 	uint64_t deadline = 0, since = 0, now, word;
 	struct sluice_arena *a = ch->a;
+	struct sluice_batch *b;
 	int err, last = 0;
 	uint32_t lease;
 	bool rung;
@@ -185,6 +202,12 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		return sluice_fail(EPERM, "channel %s: this endpoint does not consume", ch->name);
 	now = now_coarse_ns();
 	peer_look(a, now);
+	b = ch->unread;
+	if (b)
+		return batch_hand_out(ch, b, b->lease, b->word, out);
+	b = batch_get(a); /* first: a batch that is taken must have somewhere to go */
+	if (!b)
+		return -ENOMEM;
 	rung = disarm(ch);
 	for (;;) {
 		bool over = false;
@@ -228,16 +251,12 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
 	if (since)
 		count_wait(ch, &ch->stats->batch_waits, &ch->stats->batch_wait_ns, since);
-	if (err)
+	if (err) {
+		batch_put(b);
 		return err;
+	}
 	st_rlx(&a->leases[lease].since_ns, now ? now : now_coarse_ns());
-	err = batch_hold(a, out, lease, word);
-	if (err)
-		return err;
-	stat_add(&ch->stats->consumed, 1);
-	stat_add(&ch->stats->consumed_bytes, (*out)->manifest.payload_bytes);
-	USDT3(batch_next, (*out)->manifest.payload_bytes, a->hdr.arena_id, ch->index);
-	return 0;
+	return batch_hand_out(ch, b, lease, word, out);
 }
 
 /* ------------------------------------------------------------------ room in the arena */

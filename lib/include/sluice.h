@@ -493,7 +493,7 @@ int sluice_channel_shutdown(struct sluice_channel *ch);
  * Return: 0; -EAGAIN or -ETIMEDOUT; -ENODATA at the end of the stream; -EOWNERDEAD at the end of a
  * stream whose last producer died instead of closing (the batch it was writing is missing);
  * -EINTR; -EBADMSG (a peer published garbage: that batch was dropped, the channel goes on);
- * -ENOMEM (for the handle: likewise); -EUCLEAN (the control region is damaged).
+ * -ENOMEM (for the handle: nothing is lost, call again); -EUCLEAN (the control region is damaged).
  */
 int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, uint64_t timeout_ns);
 

@@ -204,4 +204,80 @@ TEST_F(adverse, death_is_seen_where_pidfds_are_refused)
 	sluice_channel_close(in);
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MALLOC_MAY_FAIL 0
+#else
+#define MALLOC_MAY_FAIL 1
+#endif
+
+/* No address space from now on; what it was goes to *old. */
+static int memory_short(struct rlimit *old)
+{
+	struct rlimit none = {.rlim_max = RLIM_INFINITY};
+
+	if (getrlimit(RLIMIT_AS, old))
+		return -errno;
+	none.rlim_max = old->rlim_max;
+	return setrlimit(RLIMIT_AS, &none) ? -errno : 0;
+}
+
+static void send_many_tensors(struct sluice_channel *ch)
+{
+	struct sluice_batch_opts o = {.sz = sizeof(o), .bytes = MIB, .tensors = 4096};
+	struct sluice_batch *b;
+	int64_t shape = 1;
+
+	CHECK_OK(sluice_batch_begin_opts(ch, &b, &o));
+	for (unsigned int i = 0; i < o.tensors; i++)
+		CHECK(sluice_batch_tensor_add(b, "a name of some length", SLUICE_U8, 1, &shape,
+					      NULL));
+	CHECK_OK(sluice_batch_publish(b));
+}
+
+/* A consumer without memory for the description of a batch gets that batch when it has some. */
+TEST_F(adverse, batch_is_not_lost_when_memory_is_short)
+{
+	struct sluice_batch_info info = {.sz = sizeof(info)};
+	struct sluice_channel *in, *out;
+	struct sluice_batch *b;
+	struct rlimit limit;
+	uint64_t seed;
+	int ret, armed;
+	pid_t pid;
+
+	if (!MALLOC_MAY_FAIL)
+		SKIP(return, "the allocator of a sanitizer does not fail");
+	in = channel_new(self->a, "c", 8, SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_POLL);
+	out = channel_join(self->a, "c", SLUICE_CHANNEL_PRODUCE);
+	ASSERT_NE(NULL, in);
+	ASSERT_NE(NULL, out);
+	CHILD(pid) {
+		struct sluice_arena *a = arena_child(self->a);
+		struct sluice_channel *ch = channel_join(a, "c", SLUICE_CHANNEL_PRODUCE);
+
+		CHECK_OK(batch_send(ch, 8, 1, 0));
+		send_many_tensors(ch);
+		sluice_arena_detach(a);
+	}
+	EXPECT_EQ(0, batch_recv(in, &seed, LONG_WAIT));
+	EXPECT_EQ(0, child_wait(pid));
+	ASSERT_EQ(0, memory_short(&limit));
+	for (unsigned int i = 0; i < 3; i++) {
+		ret = sluice_channel_next(in, &b, LONG_WAIT);
+		if (ret != -ENOMEM)
+			break;
+	}
+	armed = sluice_channel_arm(in);
+	ASSERT_EQ(0, setrlimit(RLIMIT_AS, &limit));
+	EXPECT_EQ(-ENOMEM, ret);
+	EXPECT_EQ(1, armed);
+	ASSERT_EQ(0, sluice_channel_next(in, &b, 0));
+	EXPECT_EQ(0, sluice_batch_info(b, &info));
+	EXPECT_EQ(4096, info.tensors);
+	sluice_batch_release(b);
+	EXPECT_EQ(-EAGAIN, sluice_channel_next(in, &b, 0));
+	sluice_channel_close(out);
+	sluice_channel_close(in);
+}
+
 TEST_HARNESS_MAIN

@@ -291,32 +291,47 @@ bool peer_gone(struct sluice_arena *a, unsigned int slot)
 
 /* ------------------------------------------------------------------ events */
 
+/* Copy event number @number; false when a later one is being, or was, written over it. */
+static bool event_copy(const struct shm_event *e, uint64_t number, struct sluice_event *ev)
+{
+	uint64_t word;
+
+	if (ld_acq(&e->number) != number) /* pairs with event_write() */
+		return false;
+	/* Acquire: the number is read again after each of these. */
+	word = ld_acq(&e->peer_word);
+	ev->type = SLUICE_EVENT_PEER_DEAD;
+	ev->pid = peer_pid(word);
+	ev->peer_id = peer_id(word);
+	ev->extents = ld_acq(&e->extents);
+	ev->bytes = ld_acq(&e->bytes);
+	ev->lost = ld_acq(&e->lost);
+	ev->signal = (int32_t)ld_acq(&e->signal);
+	ev->exit_code = (int32_t)ld_acq(&e->exit_code);
+	ev->time_ns = ld_acq(&e->time_ns);
+	return ld_rlx(&e->number) == number;
+}
+
 static int event_read(struct sluice_arena *a, struct sluice_event *out)
 {
 	uint64_t written = ld_acq(&a->root->events); /* pairs with event_write() */
+	uint64_t seen = a->events_seen, lost = 0;
 	struct sluice_event ev = {.sz = out->sz};
-	const struct shm_event *e;
+	int err;
 
-	if (a->events_seen == written)
+	if (seen == written)
 		return -EAGAIN;
-	if (written - a->events_seen > SHM_NEVENTS) {
-		ev.type = SLUICE_EVENT_OVERRUN;
-		ev.peer_id = written - a->events_seen - SHM_NEVENTS;
-		a->events_seen = written - SHM_NEVENTS;
-	} else {
-		e = &a->events[a->events_seen % SHM_NEVENTS];
-		ev.type = SLUICE_EVENT_PEER_DEAD;
-		ev.pid = peer_pid(ld_rlx(&e->peer_word));
-		ev.peer_id = peer_id(ld_rlx(&e->peer_word));
-		ev.extents = ld_rlx(&e->extents);
-		ev.bytes = ld_rlx(&e->bytes);
-		ev.lost = ld_rlx(&e->lost);
-		ev.signal = (int32_t)ld_rlx(&e->signal);
-		ev.exit_code = (int32_t)ld_rlx(&e->exit_code);
-		ev.time_ns = ld_rlx(&e->time_ns);
-		a->events_seen++;
-	}
-	return info_copy(out, &ev, sizeof(ev), "sluice_event");
+	if (written - seen > SHM_NEVENTS)
+		lost = written - seen - SHM_NEVENTS;
+	else if (!event_copy(&a->events[seen % SHM_NEVENTS], seen + 1, &ev))
+		lost = 1;
+	if (lost)
+		ev = (struct sluice_event){
+			.sz = out->sz, .type = SLUICE_EVENT_OVERRUN, .peer_id = lost};
+	err = info_copy(out, &ev, sizeof(ev), "sluice_event");
+	if (!err)
+		a->events_seen += lost ? lost : 1;
+	return err;
 }
 
 /* The descriptors of who waits for events, opened when first wanted. */

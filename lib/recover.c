@@ -73,15 +73,16 @@ static void event_write(struct sluice_arena *a, unsigned int slot, uint64_t word
 	a->ops->death_reason(a, peer_pid(word), &sig, &code);
 	e = &a->events[n % SHM_NEVENTS];
 	st_rlx(&e->number, 0);
-	st_rlx(&e->peer_word, word);
-	st_rlx(&e->extents, ld_rlx(&p->extents));
-	st_rlx(&e->bytes, ld_rlx(&p->bytes));
-	st_rlx(&e->lost, ld_rlx(&p->lost));
-	st_rlx(&e->signal, (uint32_t)sig);
-	st_rlx(&e->exit_code, (uint32_t)code);
-	st_rlx(&e->time_ns, now_ns());
+	/* Release: who reads one of these sees that the number is gone (event_copy()). */
+	st_rel(&e->peer_word, word);
+	st_rel(&e->extents, ld_rlx(&p->extents));
+	st_rel(&e->bytes, ld_rlx(&p->bytes));
+	st_rel(&e->lost, ld_rlx(&p->lost));
+	st_rel(&e->signal, (uint32_t)sig);
+	st_rel(&e->exit_code, (uint32_t)code);
+	st_rel(&e->time_ns, now_ns());
 	CRASH_POINT("recover_before_event");
-	st_rlx(&e->number, n + 1);
+	st_rel(&e->number, n + 1); /* pairs with event_copy() */
 	CRASH_POINT("recover_before_count");
 	st_rel(&a->root->events, n + 1); /* pairs with event_read() */
 }

@@ -84,13 +84,11 @@ static const char *role_name(u32 role)
 
 void sluice_arena_show(struct seq_file *m, struct sluice_arena *arena, u32 role)
 {
-	char label[sizeof(arena->label) * 4 + 1];
-
-	string_escape_mem(arena->label, strnlen(arena->label, sizeof(arena->label)), label,
-			  sizeof(label), ESCAPE_NAP | ESCAPE_ANY, NULL);
 	seq_printf(m, "arena:\t%llu\n", arena->id);
-	seq_printf(m, "label:\t%s\n", label);
-	seq_printf(m, "control_bytes:\t%llu\n", arena->region[SLUICE_CONTROL].bytes);
+	seq_puts(m, "label:\t");
+	seq_escape_mem(m, arena->label, strnlen(arena->label, sizeof(arena->label)),
+		       ESCAPE_NAP | ESCAPE_ANY, NULL);
+	seq_printf(m, "\ncontrol_bytes:\t%llu\n", arena->region[SLUICE_CONTROL].bytes);
 	seq_printf(m, "data_bytes:\t%llu\n", arena->region[SLUICE_DATA].bytes);
 	seq_printf(m, "huge_bytes:\t%llu\n", sluice_arena_huge_bytes(arena));
 	seq_printf(m, "node:\t%d\n", arena->node);

@@ -353,4 +353,25 @@ TEST_F(arena, fdinfo)
 	EXPECT_NE(NULL, strstr(text, "peers:\t0\n"));
 }
 
+/* A label may fill its array, and holds whatever the creator wrote. */
+TEST_F(arena, fdinfo_of_an_odd_label)
+{
+	struct sluice_ioc_arena_create args = {
+		.size = sizeof(args), .control_bytes = CONTROL, .data_bytes = CONTROL, .node = -1};
+	char path[64], text[1024], want[4 * sizeof(args.label) + 32] = "label:\t";
+	int fd;
+
+	for (size_t i = 0; i < sizeof(args.label); i++) {
+		args.label[i] = i % 2 ? '\n' : '\377';
+		strcat(want, i % 2 ? "\\n" : "\\377");
+	}
+	strcat(want, "\ncontrol_bytes:");
+	fd = ioctl(self->dev, SLUICE_IOC_ARENA_CREATE, &args);
+	ASSERT_LE(0, fd);
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	ASSERT_TRUE(read_text(path, text, sizeof(text)));
+	EXPECT_NE(NULL, strstr(text, want))
+	TH_LOG("%s", text);
+}
+
 TEST_HARNESS_MAIN

@@ -186,8 +186,7 @@ static ssize_t bell_write_iter(struct kiocb *iocb, struct iov_iter *from)
 		if (err)
 			break;
 		done += sizeof(message);
-		if (!(iocb->ki_flags & IOCB_NOWAIT))
-			cond_resched();
+		cond_resched();
 	}
 	return done ?: err;
 }

@@ -149,7 +149,7 @@ static void arena_point(struct sluice_arena *a)
 
 static int choose_backend(uint32_t asked, const struct sluice_backend_ops **ops)
 {
-	const char *env = getenv("SLUICE_BACKEND");
+	const char *env = asked == SLUICE_BACKEND_AUTO ? getenv("SLUICE_BACKEND") : NULL;
 	int err = -ENOTSUP;
 
 	if (asked > SLUICE_BACKEND_KMOD)
@@ -158,8 +158,7 @@ static int choose_backend(uint32_t asked, const struct sluice_backend_ops **ops)
 	for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
 		const struct sluice_backend_ops *b = backends[i];
 
-		if (asked == SLUICE_BACKEND_AUTO ? env && *env && strcmp(env, b->name)
-						 : asked != b->id)
+		if (env && *env ? strcmp(env, b->name) : asked && asked != b->id)
 			continue;
 		err = b->usable();
 		if (!err) {
@@ -169,8 +168,9 @@ static int choose_backend(uint32_t asked, const struct sluice_backend_ops **ops)
 		if (asked != SLUICE_BACKEND_AUTO || (env && *env))
 			return err;
 	}
-	return sluice_fail(ENOTSUP, "backend %s: this library does not have it",
-			   asked == SLUICE_BACKEND_AUTO ? env : "kmod");
+	if (!env || !*env)
+		return err;
+	return sluice_fail(EINVAL, "SLUICE_BACKEND=%s: say memfd or kmod, or leave it unset", env);
 }
 
 static uint64_t default_block(uint64_t data_bytes)

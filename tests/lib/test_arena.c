@@ -372,6 +372,33 @@ TEST(create_refuses)
 	EXPECT_EQ(fds, open_fds());
 }
 
+TEST(an_unknown_backend_is_told_which_there_are)
+{
+	struct sluice_arena_opts opts = {.sz = sizeof(opts), .data_bytes = MIB};
+	struct sluice_arena *a = NULL;
+	char *before = getenv("SLUICE_BACKEND");
+
+	before = before ? strdup(before) : NULL;
+	setenv("SLUICE_BACKEND", "hugetlbfs", 1);
+	EXPECT_EQ(-EINVAL, sluice_arena_create(&a, &opts));
+	EXPECT_NE(NULL, strstr(sluice_strerror(), "SLUICE_BACKEND=hugetlbfs"));
+	EXPECT_NE(NULL, strstr(sluice_strerror(), "memfd"));
+	EXPECT_NE(NULL, strstr(sluice_strerror(), "kmod"));
+	/* Empty is as good as unset, and the program's own choice goes before it. */
+	setenv("SLUICE_BACKEND", "", 1);
+	EXPECT_EQ(0, sluice_arena_create(&a, &opts));
+	sluice_arena_detach(a);
+	setenv("SLUICE_BACKEND", "hugetlbfs", 1);
+	opts.backend = SLUICE_BACKEND_MEMFD;
+	EXPECT_EQ(0, sluice_arena_create(&a, &opts));
+	sluice_arena_detach(a);
+	if (before)
+		setenv("SLUICE_BACKEND", before, 1);
+	else
+		unsetenv("SLUICE_BACKEND");
+	free(before);
+}
+
 TEST(options_of_a_newer_caller)
 {
 	struct {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Counters and lists: what any peer can see of the others. */
+#include <stdio.h>
+
 #include "internal.h"
 
 static void stats_add(struct sluice_channel_stats *to, const struct shm_stats *from)
@@ -199,7 +201,7 @@ int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t lar
 	unsigned int shift = a->hdr.block_shift, most = 0, n = 0;
 	struct holding *h = malloc(SLUICE_MAX_PEERS * sizeof(*h));
 	uint64_t now = now_coarse_ns();
-	char comm[16];
+	char comm[16], of[24] = "";
 
 	if (err == -EINTR)
 		sluice_fail(EINTR, "a signal came while waiting for room in the arena");
@@ -214,18 +216,21 @@ int holders_fail(struct sluice_arena *a, int err, uint64_t nblocks, uint64_t lar
 			most = i;
 	}
 	comm_load(&a->peers[most], comm);
+	if (n > 1)
+		snprintf(of, sizeof(of), "of %u holders ", n);
 	if (n)
 		sluice_fail(
 			-err,
 			"arena %016llx: no room for %llu KiB (largest free run %llu KiB of %llu); "
-			"of %u holders peer %u (pid %u, %s) has most: %u extents, %llu KiB, the "
-			"oldest for %llu ms",
+			"%speer %u (pid %u, %s) has %s%u extent%s, %llu KiB, the oldest for "
+			"%llu ms",
 			(unsigned long long)a->hdr.arena_id,
 			(unsigned long long)(nblocks << shift >> 10),
 			(unsigned long long)(largest << shift >> 10),
-			(unsigned long long)(a->hdr.data_bytes >> 10), n,
+			(unsigned long long)(a->hdr.data_bytes >> 10), of,
 			peer_id(ld_rlx(&a->peers[most].word)),
-			peer_pid(ld_rlx(&a->peers[most].word)), comm, h[most].extents,
+			peer_pid(ld_rlx(&a->peers[most].word)), comm, n > 1 ? "most: " : "",
+			h[most].extents, h[most].extents == 1 ? "" : "s",
 			(unsigned long long)(h[most].bytes >> 10),
 			(unsigned long long)(h[most].oldest_ns && h[most].oldest_ns < now
 						     ? (now - h[most].oldest_ns) / 1000000

@@ -218,7 +218,9 @@ def library_page(h, header_name, version, library):
 	out = head(library, version, title, library)
 	out += [".SH SYNOPSIS", f".B #include <{header_name}>", ".SH CONVENTIONS"]
 	for line in h.conventions[1:]:
-		if line.startswith("- "):
+		if line == "Environment":
+			out.append(".SH ENVIRONMENT")
+		elif line.startswith("- "):
 			out += [".IP \\(bu 2", roff(line[2:])]
 		elif line.strip() and line.strip() != "Conventions":
 			out.append(roff(line.strip()))

@@ -16,6 +16,9 @@
  * - -EINTR may also come without a handler, when the process was stopped and continued.
  * - After fork() the child must call sluice_arena_reattach() first; any other call on an inherited
  *   handle fails with -ECHILD.
+ * Environment
+ * - SLUICE_BACKEND: memfd or kmod, for arenas whose creator names no backend; unset: kmod where
+ *   /dev/sluice can be opened, else memfd.  Anything else is -EINVAL.
  */
 #ifndef SLUICE_H
 #define SLUICE_H
@@ -135,11 +138,9 @@ struct sluice_arena_opts {
  * @out: the handle
  * @opts: what to create
  *
- * All memory is there when this returns.  Nothing has a name: the arena lives as long as a
- * descriptor of it, or a mapping.
+ * All memory is there on return.  Nothing has a name: descriptors and mappings keep it alive.
  *
- * Return: 0; -ENOMEM (the sentence says asked, free, and which limit), -EINVAL, -ENOTSUP
- * (backend not usable here).
+ * Return: 0; -ENOMEM (the sentence has asked, free and the limit), -EINVAL, -ENOTSUP (backend).
  */
 int sluice_arena_create(struct sluice_arena **out, const struct sluice_arena_opts *opts);
 
@@ -787,8 +788,7 @@ int sluice_batch_share(struct sluice_batch *b, struct sluice_channel *ch, uint64
  * @ch: an endpoint that produces, same arena
  * @timeout_ns: see the conventions
  *
- * Return: 0 or a negative errno as sluice_batch_publish(); -EBUSY (more local references), -EXDEV
- * (another arena).
+ * Return: 0 or as sluice_batch_publish(); -EBUSY (more local references), -EXDEV (other arena).
  */
 int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint64_t timeout_ns);
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 #
 # Peers of sluice bench that this machine may not have.  One that is missing is named as skipped.
+# They are loaded when they are measured: the program is not linked with them.
 
 ifneq ($(call have_header,zmq.h),)
 $(B)/tools/bench_zmq.o: TOOLS_CFLAGS += -DHAVE_ZMQ
-TOOLS_LIBS += -lzmq
 else
 NOTES += "sluice bench leaves ZeroMQ out (Debian: apt-get install libzmq3-dev)"
 endif
@@ -12,13 +12,12 @@ endif
 CXX ?= g++
 BOOST_MQ := boost/interprocess/ipc/message_queue.hpp
 ifneq ($(shell printf '\43include <$(BOOST_MQ)>\n' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo y),)
-$(B)/tools/bench_mq.o: TOOLS_CFLAGS += -DHAVE_BOOST
-TOOLS_EXTRA_OBJ += $(B)/tools/bench_boost.o
-TOOLS_LIBS += -lstdc++
-$(B)/tools/bench_boost.o: tools/bench_boost.cpp tools/bench_boost.h tools/bench.mk
+$(B)/sluice: | $(B)/bench_boost.so
+$(B)/bench_boost.so: tools/bench_boost.cpp tools/bench_boost.h tools/bench.mk
 	$(call say,CXX,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CXX) $(ALL_CPPFLAGS) -std=gnu++17 -fvisibility=hidden -Wall -Wextra $(CFLAGS) -c -o $@ $<
+	$(Q)$(CXX) $(ALL_CPPFLAGS) -std=gnu++17 -fvisibility=hidden -Wall -Wextra $(CFLAGS) -fPIC \
+		-shared -o $@ $<
 else
 NOTES += "sluice bench leaves Boost.Interprocess out (Debian: apt-get install g++ libboost-dev)"
 endif

@@ -6,7 +6,7 @@
 
 namespace bi = boost::interprocess;
 
-extern "C" void *bench_boost_open(const char *name, size_t slots, size_t bytes)
+static void *queue_open(const char *name, size_t slots, size_t bytes)
 {
 	try {
 		auto *q = new bi::message_queue(bi::create_only, name, slots, bytes);
@@ -18,7 +18,7 @@ extern "C" void *bench_boost_open(const char *name, size_t slots, size_t bytes)
 	}
 }
 
-extern "C" int bench_boost_send(void *q, const void *data, size_t bytes)
+static int queue_send(void *q, const void *data, size_t bytes)
 {
 	try {
 		static_cast<bi::message_queue *>(q)->send(data, bytes, 0);
@@ -28,7 +28,7 @@ extern "C" int bench_boost_send(void *q, const void *data, size_t bytes)
 	}
 }
 
-extern "C" long bench_boost_recv(void *q, void *data, size_t bytes)
+static long queue_recv(void *q, void *data, size_t bytes)
 {
 	bi::message_queue::size_type got;
 	unsigned int priority;
@@ -41,7 +41,9 @@ extern "C" long bench_boost_recv(void *q, void *data, size_t bytes)
 	}
 }
 
-extern "C" void bench_boost_close(void *q)
+static void queue_close(void *q)
 {
 	delete static_cast<bi::message_queue *>(q);
 }
+
+const struct bench_boost bench_boost_queue = {queue_open, queue_send, queue_recv, queue_close};

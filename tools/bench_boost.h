@@ -8,11 +8,23 @@
 extern "C" {
 #endif
 
-/* NULL, or a queue of @slots messages of @bytes that forked processes share. */
-void *bench_boost_open(const char *name, size_t slots, size_t bytes);
-int bench_boost_send(void *q, const void *data, size_t bytes);
-long bench_boost_recv(void *q, void *data, size_t bytes);
-void bench_boost_close(void *q);
+/**
+ * struct bench_boost - a queue of messages that forked processes share
+ * @open: NULL, or a queue of @slots messages of @bytes
+ * @send: 0, or -1
+ * @recv: bytes, or -1
+ * @close: of what @open returned
+ */
+struct bench_boost {
+	void *(*open)(const char *name, size_t slots, size_t bytes);
+	int (*send)(void *q, const void *data, size_t bytes);
+	long (*recv)(void *q, void *data, size_t bytes);
+	void (*close)(void *q);
+};
+
+#pragma GCC visibility push(default)
+extern const struct bench_boost bench_boost_queue;
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

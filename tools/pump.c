@@ -220,6 +220,15 @@ int cmd_pump(int argc, char **argv)
 	if (transport == BY_PIPE)
 		runs[0].ops = &carrier_pipe;
 
+	if (o.manifest) {
+		ret = manifest_check(o.manifest);
+		if (ret) {
+			complain("pump", "the manifest %s cannot be written: %s", o.manifest,
+				 strerror(-ret));
+			return EXIT_BROKEN;
+		}
+	}
+
 	ret = list_walk(&l, argv + first, o.max_bytes);
 	if (ret) {
 		complain("pump", "walking the directories failed: %s", strerror(-ret));
@@ -231,7 +240,8 @@ int cmd_pump(int argc, char **argv)
 	if (transport == BY_BOTH)
 		list_warm(&l);
 	ret = pump(&l, &o, runs, transport == BY_BOTH ? 2 : 1);
-	if (o.manifest) {
+	/* An older manifest is worth more than one of a pump that did not run. */
+	if (o.manifest && ret != EXIT_BROKEN) {
 		int err = manifest_write(o.manifest, &l);
 
 		if (err) {

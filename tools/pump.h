@@ -213,6 +213,11 @@ void report_run_json(struct json *j, const struct run *r, const struct pump_list
 		     uint64_t producers);
 /* The round with the median time. */
 const struct pump_result *run_median(const struct run *r, uint64_t rounds);
+/*
+ * Whether the manifest can be written, before hours of work are lost for it; leaves everything as it
+ * was.  Return: 0 or a negative errno.
+ */
+int manifest_check(const char *path);
 /* Hash and name of each verified file.  Return: 0 or a negative errno. */
 int manifest_write(const char *path, const struct pump_list *l);
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* What sluice pump says, in text and in JSON. */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "cmd.h"
 #include "pump.h"
@@ -236,6 +239,29 @@ void report_table(const struct run *runs, unsigned int n, uint64_t rounds)
 	if (rounds > 1)
 		printf("the %smedian of %" PRIu64 " rounds%s\n", rounds % 2 ? "" : "upper ", rounds,
 		       n > 1 ? ", the transports in turn" : "");
+}
+
+int manifest_check(const char *path)
+{
+	struct stat st;
+	int fd;
+
+	if (!stat(path, &st)) {
+		/* Opening a FIFO or a device does something. */
+		if (!S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+			return 0;
+		fd = open(path, O_WRONLY | O_CLOEXEC);
+	} else {
+		fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+		if (fd < 0 && errno == EEXIST)
+			return 0; /* a link to what is not there yet */
+		if (fd >= 0)
+			unlink(path);
+	}
+	if (fd < 0)
+		return -errno;
+	close(fd);
+	return 0;
 }
 
 /* In the format of xxhsum --check; the backslash in front tells that a name is escaped. */

@@ -31,11 +31,24 @@ static uint64_t cpus(void)
 	return sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 }
 
-static uint64_t arena_bytes(const struct pump_opts *o)
+static uint64_t least(uint64_t a, uint64_t b)
 {
-	uint64_t bytes = 8 * o->producers * o->batch_bytes;
+	return a < b ? a : b;
+}
 
-	return bytes < MIN_ARENA ? MIN_ARENA : bytes;
+/* What a few files never fill is not worth faulting in. */
+static void size_batches(struct pump_opts *o, const struct pump_list *l)
+{
+	uint64_t batches, usual;
+
+	o->parcel_bytes = least(o->batch_bytes, (l->bytes | 4095) + 1);
+	/* Each producer has one in its hands, and its last may be all but empty. */
+	batches = l->bytes / o->parcel_bytes + l->files / PARCEL_MAX_PARTS + 2 * o->producers + 1;
+	usual = 8 * o->producers * o->batch_bytes;
+	if (usual < MIN_ARENA)
+		usual = MIN_ARENA;
+	if (!o->arena_bytes)
+		o->arena_bytes = least(usual, batches * (o->parcel_bytes + PARCEL_OVERHEAD));
 }
 
 static int finish(const struct run *runs, unsigned int n, const struct pump_list *l,
@@ -162,8 +175,9 @@ int cmd_pump(int argc, char **argv)
 		 .min = 1 << 16,
 		 .max = 1ULL << 46,
 		 .help = "data region of the arena (default: 8 batches for each\n"
-			 "producer, at least 32M; what fits the caches is fastest);\n"
-			 "making it is the setup of the table, which is not part of time"},
+			 "producer, at least 32M, but no more than the files fill;\n"
+			 "what fits the caches is fastest); making it is the\n"
+			 "setup of the table, which is not part of time"},
 		{.name = "rounds",
 		 .letter = 'r',
 		 .kind = OPT_COUNT,
@@ -215,11 +229,8 @@ int cmd_pump(int argc, char **argv)
 		complain("pump", "no directory is given; see sluice pump --help");
 		return EXIT_USAGE;
 	}
-	if (!o.arena_bytes)
-		o.arena_bytes = arena_bytes(&o);
 	if (transport == BY_PIPE)
 		runs[0].ops = &carrier_pipe;
-
 	if (o.manifest) {
 		ret = manifest_check(o.manifest);
 		if (ret) {
@@ -235,6 +246,7 @@ int cmd_pump(int argc, char **argv)
 		list_free(&l);
 		return EXIT_BROKEN;
 	}
+	size_batches(&o, &l);
 	if (!o.json)
 		report_unwalked(&l);
 	if (transport == BY_BOTH)

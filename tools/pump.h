@@ -23,7 +23,8 @@
 
 struct pump_opts {
 	uint64_t producers;
-	uint64_t batch_bytes;
+	uint64_t batch_bytes; /* at most, as asked */
+	uint64_t parcel_bytes; /* of these, what the files can fill */
 	uint64_t arena_bytes;
 	uint64_t max_bytes; /* of files; the walk stops there */
 	uint64_t rounds;
@@ -122,6 +123,7 @@ struct part {
 
 #define PARCEL_MAX_PARTS   256U
 #define PARCEL_INDEX_BYTES (32U << 10)
+#define PARCEL_OVERHEAD	   (128U << 10) /* index, description, and what blocks waste: at most */
 
 /* As a consumer sees it.  All of this may be damaged: look before use. */
 struct parcel {

@@ -48,7 +48,7 @@ static int arena_open(struct carrier *c, const struct pump_opts *o)
 	if (!a)
 		return -ENOMEM;
 	c->own = a;
-	a->batch_bytes = o->batch_bytes;
+	a->batch_bytes = o->parcel_bytes;
 	ret = sluice_arena_create(&a->arena, &opts);
 	if (ret)
 		return ret;

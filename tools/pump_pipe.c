@@ -64,9 +64,9 @@ static int pipe_open(struct carrier *c, const struct pump_opts *o)
 	c->own = p;
 	p->out = -1;
 	p->producers = o->producers;
-	p->batch_bytes = o->batch_bytes;
+	p->batch_bytes = o->parcel_bytes;
 	p->frame_bytes =
-		sizeof(struct frame) + sizeof(p->sizes) + PARCEL_INDEX_BYTES + o->batch_bytes;
+		sizeof(struct frame) + sizeof(p->sizes) + PARCEL_INDEX_BYTES + o->parcel_bytes;
 	for (unsigned int i = 0; i < PUMP_MAX_PRODUCERS; i++)
 		p->read_fd[i] = p->write_fd[i] = p->source[i].fd = -1;
 	for (unsigned int i = 0; i < p->producers; i++) {

@@ -257,7 +257,7 @@ int pump_produce(struct carrier *c, const struct pump_list *l, struct pump_share
 	p->hash = XXH64_createState();
 	p->c = c;
 	p->producer = producer;
-	p->batch_bytes = o->batch_bytes;
+	p->batch_bytes = o->parcel_bytes;
 	ret = p->hash ? c->ops->join(c, producer) : -ENOMEM;
 	if (!ret)
 		ret = produce(p, l, shared);

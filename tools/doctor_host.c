@@ -2,14 +2,19 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
 #include "doctor.h"
 #include "term.h"
+
+/* What recent distributions allow everybody, and room for some hundred rings. */
+#define ENOUGH_MEMLOCK (8UL << 20)
 
 void check_kernel(struct finding *f)
 {
@@ -80,17 +85,41 @@ void check_memory(struct finding *f)
 		     human_bytes(buf, kib << 10));
 }
 
+/* By the kernel's own word: in a user namespace the capability is there and does not count. */
+static bool may_lock_without_limit(const struct rlimit *limit)
+{
+	const struct rlimit none = {.rlim_cur = 0, .rlim_max = limit->rlim_max};
+	static char page[4096] __attribute__((aligned(4096)));
+	bool may;
+
+	if (setrlimit(RLIMIT_MEMLOCK, &none))
+		return false;
+	may = !mlock(page, sizeof(page));
+	if (may)
+		munlock(page, sizeof(page));
+	setrlimit(RLIMIT_MEMLOCK, limit);
+	return may;
+}
+
 void check_memlock(struct finding *f)
 {
 	struct rlimit limit;
 	char buf[HUMAN_LEN];
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
+	human_bytes(buf, limit.rlim_cur);
 	if (limit.rlim_cur == RLIM_INFINITY)
 		finding_pass(f, "unlimited");
+	else if (may_lock_without_limit(&limit))
+		finding_pass(f, "%s, which does not hold for this process (CAP_IPC_LOCK)", buf);
+	else if (limit.rlim_cur >= ENOUGH_MEMLOCK)
+		finding_pass(f,
+			     "%s: arenas need none of it, unless a program registers them as "
+			     "buffers with io_uring",
+			     buf);
 	else
 		finding_warn(f, "ulimit -l unlimited",
-			     "%s: memfd arenas need none of it, but /dev/sluice pins and without "
-			     "CAP_IPC_LOCK stays below it",
-			     human_bytes(buf, limit.rlim_cur));
+			     "%s: arenas need none of it, but the io_uring of recent kernels "
+			     "counts its rings, and all buffers that are registered with it",
+			     buf);
 }

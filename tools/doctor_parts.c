@@ -110,6 +110,12 @@ void check_io_uring(struct finding *f)
 		finding_warn(f, "sysctl kernel.io_uring_disabled=0",
 			     "refused by kernel.io_uring_disabled=%d: doorbells go through poll",
 			     disabled);
+	else if (ret == -ENOMEM)
+		finding_warn(
+			f, "ulimit -l unlimited",
+			"refused (%s): this kernel counts rings as locked memory; doorbells go "
+			"through poll",
+			strerror(-ret));
 	else
 		finding_warn(f, "docker run --security-opt seccomp=unconfined IMAGE",
 			     "refused (%s), as container profiles do: doorbells go through poll",

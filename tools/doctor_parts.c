@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <grp.h>
 #include <inttypes.h>
 #include <liburing.h>
 #include <sluice.h>
@@ -20,13 +21,13 @@
 
 #define DEVICE "/dev/sluice"
 
-static int arena_try(struct sluice_arena_info *info, uint32_t flags)
+static int arena_try(struct sluice_arena_info *info, enum sluice_backend backend, uint32_t flags)
 {
 	struct sluice_arena_opts opts = {
 		.sz = sizeof(opts),
 		.flags = flags,
 		.data_bytes = 8 << 20,
-		.backend = SLUICE_BACKEND_MEMFD,
+		.backend = backend,
 		.label = "doctor",
 	};
 	struct sluice_arena *a;
@@ -44,7 +45,7 @@ void check_arena(struct finding *f)
 {
 	struct sluice_arena_info info = {0};
 
-	if (arena_try(&info, 0))
+	if (arena_try(&info, SLUICE_BACKEND_MEMFD, 0))
 		finding_fail(f, NULL, "making an arena of 8 MiB failed: %s", sluice_strerror());
 	else
 		finding_pass(f, "an arena of 8 MiB was made and faulted in within %.1f ms",
@@ -76,7 +77,7 @@ void check_huge_pages(struct finding *f)
 		snprintf(pool, sizeof(pool),
 			 "; the hugetlb pool has %" PRIu64 " free pages of %" PRIu64 " KiB", free,
 			 kib);
-	if (arena_try(&info, SLUICE_ARENA_NO_HUGETLB)) {
+	if (arena_try(&info, SLUICE_BACKEND_MEMFD, SLUICE_ARENA_NO_HUGETLB)) {
 		finding_warn(f, NULL, "cannot be told without an arena");
 		return;
 	}
@@ -86,7 +87,7 @@ void check_huge_pages(struct finding *f)
 		finding_pass(f, "no transparent huge pages for shared memory%s", pool);
 	else
 		finding_warn(f, "echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled",
-			     "arenas are on 4 KiB pages (%" PRIu64 " of 8 MiB on huge ones)",
+			     "memfd arenas are on 4 KiB pages (%" PRIu64 " of 8 MiB on huge ones)",
 			     info.huge_bytes >> 20);
 }
 
@@ -158,13 +159,37 @@ static bool module_is_installed(void)
 	return found;
 }
 
+static const char *device_fix(void)
+{
+	if (!getgrnam("sluice"))
+		return "groupadd --system sluice && chgrp sluice " DEVICE;
+	return "usermod -aG sluice $USER";
+}
+
+static void check_device(struct finding *f)
+{
+	struct sluice_arena_info info = {0};
+
+	if (arena_try(&info, SLUICE_BACKEND_KMOD, 0))
+		finding_warn(f, NULL, "%s", sluice_strerror());
+	else if (info.huge_bytes == info.data_bytes)
+		finding_pass(f,
+			     "backend kmod: an arena of 8 MiB is pinned, 100 %% on huge pages; the "
+			     "kernel reports deaths");
+	else
+		finding_warn(f, "echo 1 >/proc/sys/vm/compact_memory",
+			     "backend kmod: an arena of 8 MiB is pinned, %" PRIu64 " %% on huge "
+			     "pages: memory is fragmented",
+			     100 * info.huge_bytes / info.data_bytes);
+}
+
 void check_module(struct finding *f)
 {
 	int fd = open(DEVICE, O_RDWR | O_CLOEXEC);
 
 	if (fd >= 0) {
 		close(fd);
-		finding_pass(f, DEVICE " opens: arenas are pinned, and the kernel reports deaths");
+		check_device(f);
 	} else if (errno == ENOENT) {
 		finding_warn(f,
 			     module_is_installed()
@@ -172,8 +197,8 @@ void check_module(struct finding *f)
 				     : "make build/sluice.ko && insmod build/sluice.ko",
 			     "not loaded: arenas are memfds");
 	} else {
-		finding_warn(f, "chmod 0666 " DEVICE,
-			     DEVICE " cannot be opened: %s; arenas are memfds", strerror(errno));
+		finding_warn(f, device_fix(), DEVICE " cannot be opened: %s; arenas are memfds",
+			     strerror(errno));
 	}
 }
 

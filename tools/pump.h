@@ -141,6 +141,8 @@ struct carrier_ops {
 	const char *name;
 	/* In the parent, before and after the fork. */
 	int (*open)(struct carrier *c, const struct pump_opts *o);
+	/* NULL where there is no arena. */
+	void (*about)(struct carrier *c, struct sluice_arena_info *info);
 	int (*forked)(struct carrier *c);
 	/* In a producer. */
 	int (*join)(struct carrier *c, unsigned int producer);
@@ -189,6 +191,7 @@ struct pump_result {
 	double seconds;
 	double cpu_seconds;
 	double open_seconds; /* to set the carrier up; not in .seconds */
+	struct sluice_arena_info arena; /* .id is 0 without one */
 	unsigned int died;
 	struct producer producer[PUMP_MAX_PRODUCERS];
 };

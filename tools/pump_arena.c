@@ -70,6 +70,14 @@ static int arena_open(struct carrier *c, const struct pump_opts *o)
 	return ret;
 }
 
+static void arena_about(struct carrier *c, struct sluice_arena_info *info)
+{
+	struct arena_carrier *a = c->own;
+
+	info->sz = sizeof(*info);
+	sluice_arena_info(a->arena, info);
+}
+
 static int arena_forked(struct carrier *c)
 {
 	return 0;
@@ -169,6 +177,7 @@ static const char *arena_sentence(struct carrier *c)
 const struct carrier_ops carrier_arena = {
 	.name = "arena",
 	.open = arena_open,
+	.about = arena_about,
 	.forked = arena_forked,
 	.join = arena_join,
 	.begin = arena_begin,

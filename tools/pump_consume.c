@@ -296,6 +296,8 @@ int pump_run(const struct carrier_ops *ops, struct pump_list *l, const struct pu
 		goto close;
 	}
 	res->open_seconds = (clock_ns() - begin) / 1e9;
+	if (ops->about)
+		ops->about(&k->c, &res->arena);
 
 	progress = progress_begin(ops->name, l->bytes, o->json);
 	cpu = cpu_seconds();

@@ -85,6 +85,11 @@ static void producer_text(char *buf, size_t len, const struct producer *p)
 		snprintf(buf, len, "ended with status %d", WEXITSTATUS(p->status));
 }
 
+static const char *backend_name(uint32_t backend)
+{
+	return backend == SLUICE_BACKEND_KMOD ? "kmod" : "memfd";
+}
+
 /* ------------------------------------------------------------------ the report */
 
 void report_unwalked(const struct pump_list *l)
@@ -139,6 +144,11 @@ void report_run_json(struct json *j, const struct run *r, const struct pump_list
 					       : 0);
 	json_real(j, "cpu_seconds", r->res[r->round].cpu_seconds);
 	json_real(j, "setup_seconds", r->res[r->round].open_seconds);
+	if (r->res[r->round].arena.id) {
+		json_text(j, "backend", backend_name(r->res[r->round].arena.backend));
+		json_uint(j, "data_bytes", r->res[r->round].arena.data_bytes);
+		json_uint(j, "huge_bytes", r->res[r->round].arena.huge_bytes);
+	}
 	json_array(j, "producers");
 	for (uint64_t i = 0; i < producers; i++) {
 		const struct producer *p = &r->res[r->round].producer[i];
@@ -236,6 +246,14 @@ void report_table(const struct run *runs, unsigned int n, uint64_t rounds)
 	}
 	table_print(t, stdout);
 	table_free(t);
+	for (unsigned int i = 0; i < n; i++) {
+		const struct sluice_arena_info *a = &runs[i].res[0].arena;
+
+		if (a->id)
+			printf("backend %s: %s, %.0f %% on huge pages\n", backend_name(a->backend),
+			       human_bytes(buf, a->data_bytes),
+			       100.0 * a->huge_bytes / a->data_bytes);
+	}
 	if (rounds > 1)
 		printf("the %smedian of %" PRIu64 " rounds%s\n", rounds % 2 ? "" : "upper ", rounds,
 		       n > 1 ? ", the transports in turn" : "");

@@ -51,6 +51,10 @@ DEMO_DIRS := $(wildcard /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu) /u
 DEMO_BYTES := 400M
 demo-run: tools
 	$(Q)$(B)/sluice pump --transport both --rounds 3 --max-bytes $(DEMO_BYTES) $(DEMO_DIRS)
+	@printf '\n%s\n%s\n\n' \
+		'That was a whole job: both read every file and hash it at either end, most of their CPU time.' \
+		'The transports alone, with batches of the size of training data:'
+	$(Q)$(B)/sluice bench --quick --row stream_read_free
 
 ifneq ($(and $(call have_header,liburing.h),$(call have_header,xxhash.h)),)
 ALL += tools

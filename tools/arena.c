@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "arena_find.h"
@@ -19,6 +20,26 @@ struct asked {
 	bool extents;
 	const char *which; /* id, pid or label; NULL for all */
 };
+
+/* An arena of the module that nobody could look into has no other name than the kernel's number. */
+static const char *arena_name(char name[32], const struct view *v, const struct found *f)
+{
+	if (v->inside)
+		snprintf(name, 32, "%016" PRIx64, v->hdr.arena_id);
+	else
+		snprintf(name, 32, "kmod:%" PRIu64, f->kernel.id);
+	return name;
+}
+
+static const char *backend_name(const struct found *f)
+{
+	return f->kernel.id ? "kmod" : "memfd";
+}
+
+static unsigned int peers_count(const struct view *v, const struct found *f)
+{
+	return v->inside ? v->peers : f->kernel.peers;
+}
 
 /* ------------------------------------------------------------------ as JSON */
 
@@ -62,14 +83,6 @@ static void json_extents(struct json *j, const char *name, const struct extents 
 	json_uint(j, "bytes", e->bytes);
 	json_real(j, "oldest_seconds", e->oldest_ns / 1e9);
 	json_object_end(j);
-}
-
-static void json_id(struct json *j, const char *name, uint64_t id)
-{
-	char hex[17];
-
-	snprintf(hex, sizeof(hex), "%016" PRIx64, id);
-	json_text(j, name, hex);
 }
 
 static void json_peers(struct json *j, const struct view *v)
@@ -118,18 +131,61 @@ static void json_channels(struct json *j, const struct view *v)
 	json_array_end(j);
 }
 
-static void json_arena(struct json *j, const struct view *v, const struct found *f, bool extents)
+static void json_kernel(struct json *j, const struct kernel_arena *a)
 {
-	json_object(j, NULL);
-	json_id(j, "id", v->hdr.arena_id);
-	json_text(j, "label", v->hdr.label);
-	json_text(j, "backend", "memfd");
-	json_uint(j, "control_bytes", v->hdr.control_bytes);
-	json_uint(j, "data_bytes", v->hdr.data_bytes);
+	json_object(j, "kernel");
+	json_uint(j, "id", a->id);
+	json_uint(j, "peers", a->peers);
+	json_array(j, "bells");
+	for (unsigned int i = 0; i < a->bells; i++) {
+		json_object(j, NULL);
+		json_uint(j, "id", a->bell[i].id);
+		json_uint(j, "peer", a->bell[i].peer);
+		json_int(j, "pid", a->bell[i].pid);
+		json_text(j, "role", a->bell[i].consumer ? "consumer" : "rw");
+		json_bool(j, "dead", a->bell[i].dead);
+		json_uint(j, "records", a->bell[i].records);
+		json_object_end(j);
+	}
+	json_array_end(j);
+	json_object_end(j);
+}
+
+static void json_processes(struct json *j, const struct found *f)
+{
+	json_array(j, "processes");
+	for (unsigned int i = 0; i < f->holders; i++) {
+		json_object(j, NULL);
+		json_int(j, "pid", f->holder[i].pid);
+		json_text(j, "comm", f->holder[i].comm);
+		json_object_end(j);
+	}
+	json_array_end(j);
+}
+
+static void json_list_extents(struct json *j, const struct view *v)
+{
+	json_array(j, "extents");
+	for (uint64_t i = 0; i < v->extents; i++) {
+		const struct view_extent *e = &v->extent[i];
+		const struct view_peer *p = view_peer_at(v, e->owner);
+
+		json_object(j, NULL);
+		json_uint(j, "offset", e->offset);
+		json_uint(j, "bytes", e->bytes);
+		json_text(j, "state", lease_state_name(e->state));
+		json_uint(j, "peer", p ? p->id : 0);
+		json_bool(j, "shared", e->shared);
+		json_real(j, "seconds", e->age_ns / 1e9);
+		json_object_end(j);
+	}
+	json_array_end(j);
+}
+
+static void json_inside(struct json *j, const struct view *v, bool extents)
+{
 	json_uint(j, "block_bytes", 1ULL << v->hdr.block_shift);
-	json_uint(j, "huge_bytes", v->hdr.huge_bytes);
 	json_uint(j, "huge_page_bytes", v->hdr.huge_page_bytes);
-	json_int(j, "numa_node", v->hdr.numa_node);
 	json_uint(j, "free_bytes", v->free.bytes);
 	json_uint(j, "largest_free_bytes", v->largest_free);
 	json_uint(j, "free_runs", v->free.n);
@@ -139,33 +195,32 @@ static void json_arena(struct json *j, const struct view *v, const struct found 
 	json_extents(j, "ready", &v->ready);
 	json_extents(j, "held", &v->held);
 	json_extents(j, "parked", &v->parked);
-	json_array(j, "processes");
-	for (unsigned int i = 0; i < f->holders; i++) {
-		json_object(j, NULL);
-		json_int(j, "pid", f->holder[i].pid);
-		json_text(j, "comm", f->holder[i].comm);
-		json_object_end(j);
-	}
-	json_array_end(j);
 	json_peers(j, v);
 	json_channels(j, v);
-	if (extents) {
-		json_array(j, "extents");
-		for (uint64_t i = 0; i < v->extents; i++) {
-			const struct view_extent *e = &v->extent[i];
-			const struct view_peer *p = view_peer_at(v, e->owner);
+	if (extents)
+		json_list_extents(j, v);
+}
 
-			json_object(j, NULL);
-			json_uint(j, "offset", e->offset);
-			json_uint(j, "bytes", e->bytes);
-			json_text(j, "state", lease_state_name(e->state));
-			json_uint(j, "peer", p ? p->id : 0);
-			json_bool(j, "shared", e->shared);
-			json_real(j, "seconds", e->age_ns / 1e9);
-			json_object_end(j);
-		}
-		json_array_end(j);
-	}
+static void json_arena(struct json *j, const struct view *v, const struct found *f, const char *why,
+		       bool extents)
+{
+	char name[32];
+
+	json_object(j, NULL);
+	json_text(j, "id", arena_name(name, v, f));
+	json_text(j, "label", v->hdr.label);
+	json_text(j, "backend", backend_name(f));
+	json_uint(j, "control_bytes", v->hdr.control_bytes);
+	json_uint(j, "data_bytes", v->hdr.data_bytes);
+	json_uint(j, "huge_bytes", v->hdr.huge_bytes);
+	json_int(j, "numa_node", v->hdr.numa_node);
+	json_processes(j, f);
+	if (f->kernel.id)
+		json_kernel(j, &f->kernel);
+	if (v->inside)
+		json_inside(j, v, extents);
+	else
+		json_text(j, "hidden", why);
 	json_object_end(j);
 }
 
@@ -264,27 +319,29 @@ static void show_extents(const struct view *v)
 	table_free(t);
 }
 
-static void show(const struct view *v, const struct found *f, bool extents, bool behind_another)
+static void show_bells(const struct kernel_arena *a)
 {
-	char label[64], a[HUMAN_LEN], b[HUMAN_LEN], c[HUMAN_LEN];
+	static const char *const heads[] = {"kernel's word:", ">peer",	  ">pid", "role",
+					    "state",	      ">records", NULL};
+	struct table *t = table_new(heads);
 
-	if (behind_another)
-		putchar('\n');
-	printf("arena %016" PRIx64 "%s%s\n", v->hdr.arena_id, *v->hdr.label ? "  " : "",
-	       human_path(label, sizeof(label), v->hdr.label));
-	printf("  data     %s in blocks of %s, %s on huge pages\n",
-	       human_bytes(a, v->hdr.data_bytes), human_bytes(b, 1ULL << v->hdr.block_shift),
-	       human_bytes(c, v->hdr.huge_bytes));
-	printf("  free     %s in %" PRIu64 " runs, the largest %s\n", human_bytes(a, v->free.bytes),
-	       v->free.n, human_bytes(b, v->largest_free));
-	printf("  shared   %" PRIu64 " references, %" PRIu64 " extents live by them alone\n",
-	       v->aliases, v->parked.n);
-	printf("  control  %s\n", human_bytes(a, v->hdr.control_bytes));
-	printf("  open in ");
-	for (unsigned int i = 0; i < f->holders; i++)
-		printf(" %d (%s)", f->holder[i].pid,
-		       human_path(label, sizeof(label), f->holder[i].comm));
-	putchar('\n');
+	for (unsigned int i = 0; i < a->bells; i++) {
+		const struct kernel_bell *b = &a->bell[i];
+
+		table_cell(t, "bell %u", b->id);
+		table_cell(t, "%u", b->peer);
+		table_cell(t, "%d", b->pid);
+		table_cell(t, "%s", b->consumer ? "consumer" : "rw");
+		table_tinted(t, b->dead ? TINT_YELLOW : TINT_NONE, "%s",
+			     b->dead ? "dead" : "alive");
+		table_cell(t, "%" PRIu64, b->records);
+	}
+	table_print(t, stdout);
+	table_free(t);
+}
+
+static void show_inside(const struct view *v, bool extents)
+{
 	if (v->damaged)
 		printf("  %sthe block table does not add up: the rest of it is not shown%s\n",
 		       term_tint(stdout, TINT_RED), term_tint(stdout, TINT_NONE));
@@ -298,28 +355,70 @@ static void show(const struct view *v, const struct found *f, bool extents, bool
 	}
 }
 
+static void show(const struct view *v, const struct found *f, const char *why, bool extents,
+		 bool behind_another)
+{
+	char label[64], a[HUMAN_LEN], b[HUMAN_LEN], name[32];
+
+	if (behind_another)
+		putchar('\n');
+	printf("arena %s%s%s\n", arena_name(name, v, f), *v->hdr.label ? "  " : "",
+	       human_path(label, sizeof(label), v->hdr.label));
+	printf("  backend  %s", backend_name(f));
+	if (f->kernel.id)
+		printf(", arena %" PRIu64 " of the kernel with %u peers", f->kernel.id,
+		       f->kernel.peers);
+	printf("\n  data     %s, %s on huge pages\n", human_bytes(a, v->hdr.data_bytes),
+	       human_bytes(b, v->hdr.huge_bytes));
+	if (v->inside) {
+		printf("  blocks   of %s\n", human_bytes(a, 1ULL << v->hdr.block_shift));
+		printf("  free     %s in %" PRIu64 " runs, the largest %s\n",
+		       human_bytes(a, v->free.bytes), v->free.n, human_bytes(b, v->largest_free));
+		printf("  shared   %" PRIu64 " references, %" PRIu64
+		       " extents live by them alone\n",
+		       v->aliases, v->parked.n);
+	}
+	printf("  control  %s\n", human_bytes(a, v->hdr.control_bytes));
+	printf("  open in ");
+	for (unsigned int i = 0; i < f->holders; i++)
+		printf(" %d (%s)", f->holder[i].pid,
+		       human_path(label, sizeof(label), f->holder[i].comm));
+	putchar('\n');
+	if (v->inside)
+		show_inside(v, extents);
+	else
+		printf("  hidden   %s\n", why);
+	if (f->kernel.bells) {
+		putchar('\n');
+		show_bells(&f->kernel);
+	}
+}
+
 static void list_heads(struct table **t)
 {
-	static const char *const heads[] = {"arena",	 "label",  ">data",
-					    ">free",	 ">huge",  ">peers",
-					    ">channels", ">holds", ">oldest held for",
-					    "open in",	 NULL};
+	static const char *const heads[] = {
+		"arena",     "label",  "backend",	   ">data",   ">free", ">huge", ">peers",
+		">channels", ">holds", ">oldest held for", "open in", NULL};
 
 	*t = table_new(heads);
 }
 
 static void list_row(struct table *t, const struct view *v, const struct found *f)
 {
-	char buf[HUMAN_LEN], text[64], pids[256] = "";
+	char buf[HUMAN_LEN], text[64], name[32], pids[256] = "";
 	size_t at = 0;
 
-	table_cell(t, "%016" PRIx64, v->hdr.arena_id);
+	table_cell(t, "%s", arena_name(name, v, f));
 	table_cell(t, "%s", human_path(text, sizeof(text), v->hdr.label));
+	table_cell(t, "%s", backend_name(f));
 	table_cell(t, "%s", human_bytes(buf, v->hdr.data_bytes));
-	table_cell(t, "%s", human_bytes(buf, v->free.bytes));
+	table_cell(t, "%s", v->inside ? human_bytes(buf, v->free.bytes) : "-");
 	table_cell(t, "%.0f %%", 100.0 * v->hdr.huge_bytes / v->hdr.data_bytes);
-	table_cell(t, "%u", v->peers);
-	table_cell(t, "%u", v->channels);
+	table_cell(t, "%u", peers_count(v, f));
+	if (v->inside)
+		table_cell(t, "%u", v->channels);
+	else
+		table_cell(t, "-");
 	cell_extents(t, &v->held);
 	cell_age(t, v->held.oldest_ns);
 	for (unsigned int i = 0; i < f->holders && at < sizeof(pids) - 32; i++)
@@ -332,12 +431,9 @@ static void list_row(struct table *t, const struct view *v, const struct found *
 
 static bool is_asked(const struct view *v, const struct found *f, const char *which)
 {
-	char id[17];
+	char name[32];
 
-	if (!which)
-		return true;
-	snprintf(id, sizeof(id), "%016" PRIx64, v->hdr.arena_id);
-	if (!strcmp(id, which) || !strcmp(v->hdr.label, which))
+	if (!which || !strcmp(arena_name(name, v, f), which) || !strcmp(v->hdr.label, which))
 		return true;
 	for (unsigned int i = 0; i < f->holders; i++) {
 		char pid[16];
@@ -349,9 +445,9 @@ static bool is_asked(const struct view *v, const struct found *f, const char *wh
 	return false;
 }
 
-static int found_view(struct view *v, const struct found *f, bool say)
+static int found_view_memfd(struct view *v, const struct found *f, char *why, unsigned int len)
 {
-	char path[64], why[256] = "every process that had it is gone";
+	char path[64];
 	int fd, ret = -ENOENT;
 
 	for (unsigned int i = 0; i < f->holders; i++) {
@@ -359,14 +455,49 @@ static int found_view(struct view *v, const struct found *f, bool say)
 		fd = open(path, O_RDONLY | O_CLOEXEC);
 		if (fd < 0) {
 			ret = -errno;
-			snprintf(why, sizeof(why), "%s cannot be opened: %s", path,
-				 strerror(errno));
+			snprintf(why, len, "%s cannot be opened: %s", path, strerror(errno));
 			continue;
 		}
-		ret = view_take(v, fd, why, sizeof(why));
+		ret = view_take(v, fd, why, len);
 		close(fd);
 		break;
 	}
+	return ret;
+}
+
+/* What the kernel says is shown in any case, and where the two differ it is right. */
+static int found_view_kmod(struct view *v, const struct found *f, char *why, unsigned int len)
+{
+	const struct kernel_arena *a = &f->kernel;
+	const void *control;
+
+	*v = (struct view){0};
+	snprintf(why, len, "no process that has it open has more of it than a bell");
+	for (unsigned int i = 0; i < f->holders && !v->inside; i++) {
+		if (f->holder[i].fd < 0)
+			continue;
+		control = kernel_control_map(f->holder[i].pid, f->holder[i].fd, a->control_bytes,
+					     why, len);
+		if (!control)
+			continue;
+		if (view_take_mapped(v, control, a->control_bytes, why, len))
+			*v = (struct view){0};
+		munmap((void *)control, a->control_bytes);
+	}
+	v->hdr.control_bytes = a->control_bytes;
+	v->hdr.data_bytes = a->data_bytes;
+	v->hdr.huge_bytes = a->huge_bytes;
+	v->hdr.numa_node = a->node;
+	snprintf(v->hdr.label, sizeof(v->hdr.label), "%.31s", a->label);
+	return 0;
+}
+
+static int found_view(struct view *v, const struct found *f, char *why, unsigned int len, bool say)
+{
+	int ret;
+
+	snprintf(why, len, "every process that had it is gone");
+	ret = f->kernel.id ? found_view_kmod(v, f, why, len) : found_view_memfd(v, f, why, len);
 	/* A process that ended between the two looks has taken its arena along. */
 	if (ret && ret != -ENOENT && say)
 		complain("arena", "the arena open in process %d: %s", f->holder[0].pid, why);
@@ -393,18 +524,19 @@ static int arenas(const struct asked *ask, bool in_full)
 	}
 	for (unsigned int i = 0; i < finds.n; i++) {
 		const struct found *f = &finds.found[i];
+		char why[256];
 		struct view v;
 
 		/* When one is asked for, what is wrong with others is not the question. */
-		ret = found_view(&v, f, !ask->which);
+		ret = found_view(&v, f, why, sizeof(why), !ask->which);
 		failed += ret && ret != -ENOENT && ret != -EAGAIN;
 		if (ret)
 			continue;
 		if (is_asked(&v, f, ask->which)) {
 			if (ask->json)
-				json_arena(&j, &v, f, ask->extents);
+				json_arena(&j, &v, f, why, ask->extents);
 			else if (in_full)
-				show(&v, f, ask->extents, shown);
+				show(&v, f, why, ask->extents, shown);
 			else
 				list_row(t, &v, f);
 			shown++;
@@ -446,12 +578,13 @@ int cmd_arena(int argc, char **argv)
 	const struct usage usage = {
 		.verb = "arena",
 		.operands = "list | show [ID|PID|LABEL]",
-		.what = "Finds the memfd arenas of this host through the descriptors of its "
-			"processes "
+		.what = "Finds the arenas of this host through the descriptors of its processes "
 			"and shows who is\n"
 			"attached, who holds what, and for how long.  Looking does not join an "
-			"arena.  Those of\n"
-			"/dev/sluice are not among them: nobody outside can look into them.",
+			"arena.  Of those\n"
+			"of /dev/sluice the kernel's own word is shown too; to look into them "
+			"takes the right to\n"
+			"debug a process that has them open.",
 		.opts = opts,
 		.more = "Exit status: 0 shown, 1 an arena could not be looked at or the one asked "
 			"for is not\n"

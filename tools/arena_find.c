@@ -29,34 +29,81 @@ static void comm_read(pid_t pid, char *comm, size_t len)
 		fclose(f);
 }
 
-static int holder_add(struct finds *f, const struct stat *st, pid_t pid, int fd)
+static struct found *found_new(struct finds *f)
 {
-	struct found *a = NULL;
-	struct holder *h;
+	struct found *a = reallocarray(f->found, f->n + 1, sizeof(*a));
 
-	for (unsigned int i = 0; i < f->n && !a; i++) {
-		if (f->found[i].dev == st->st_dev && f->found[i].ino == st->st_ino)
-			a = &f->found[i];
-	}
-	if (!a) {
-		a = reallocarray(f->found, f->n + 1, sizeof(*a));
-		if (!a)
-			return -ENOMEM;
-		f->found = a;
-		a += f->n++;
-		*a = (struct found){.dev = st->st_dev, .ino = st->st_ino};
-	}
+	if (!a)
+		return NULL;
+	f->found = a;
+	a += f->n++;
+	*a = (struct found){0};
+	return a;
+}
+
+static int holder_add(struct found *a, pid_t pid, int fd, bool consumer)
+{
+	struct holder *h = a->holders ? &a->holder[a->holders - 1] : NULL;
+
 	/* A process may have several descriptors of one arena. */
-	if (a->holders && a->holder[a->holders - 1].pid == pid)
+	if (h && h->pid == pid) {
+		if (h->fd < 0) {
+			h->fd = fd;
+			h->consumer = consumer;
+		}
 		return 0;
+	}
 	h = reallocarray(a->holder, a->holders + 1, sizeof(*h));
 	if (!h)
 		return -ENOMEM;
 	a->holder = h;
 	h += a->holders++;
-	*h = (struct holder){.pid = pid, .fd = fd};
+	*h = (struct holder){.pid = pid, .fd = fd, .consumer = consumer};
 	comm_read(pid, h->comm, sizeof(h->comm));
 	return 0;
+}
+
+static int memfd_add(struct finds *f, const struct stat *st, pid_t pid, int fd)
+{
+	struct found *a = NULL;
+
+	for (unsigned int i = 0; i < f->n && !a; i++) {
+		if (!f->found[i].kernel.id && f->found[i].dev == st->st_dev &&
+		    f->found[i].ino == st->st_ino)
+			a = &f->found[i];
+	}
+	if (!a) {
+		a = found_new(f);
+		if (!a)
+			return -ENOMEM;
+		a->dev = st->st_dev;
+		a->ino = st->st_ino;
+	}
+	return holder_add(a, pid, fd, false);
+}
+
+static int module_add(struct finds *f, pid_t pid, int fd)
+{
+	struct kernel_file file;
+	struct found *a = NULL;
+	int ret;
+
+	if (kernel_file_read(&file, pid, fd))
+		return 0;
+	for (unsigned int i = 0; i < f->n && !a; i++) {
+		if (f->found[i].kernel.id == file.arena.id)
+			a = &f->found[i];
+	}
+	if (!a) {
+		a = found_new(f);
+		if (!a)
+			return -ENOMEM;
+		a->kernel = file.arena;
+	}
+	ret = file.bell.id ? kernel_bell_add(&a->kernel, &file.bell) : 0;
+	if (ret)
+		return ret;
+	return holder_add(a, pid, file.bell.id ? -1 : fd, file.consumer);
 }
 
 static int process_look(struct finds *f, pid_t pid)
@@ -76,10 +123,14 @@ static int process_look(struct finds *f, pid_t pid)
 	}
 	while (!ret && (e = readdir(dir))) {
 		n = readlinkat(dirfd(dir), e->d_name, target, sizeof(target) - 1);
-		if (n < (ssize_t)strlen(PREFIX) || strncmp(target, PREFIX, strlen(PREFIX)))
+		if (n <= 0)
 			continue;
-		if (!fstatat(dirfd(dir), e->d_name, &st, 0))
-			ret = holder_add(f, &st, pid, atoi(e->d_name));
+		target[n] = '\0';
+		if (kernel_is_file(target))
+			ret = module_add(f, pid, atoi(e->d_name));
+		else if (!strncmp(target, PREFIX, strlen(PREFIX)) &&
+			 !fstatat(dirfd(dir), e->d_name, &st, 0))
+			ret = memfd_add(f, &st, pid, atoi(e->d_name));
 	}
 	closedir(dir);
 	return ret;
@@ -107,8 +158,10 @@ int arenas_find(struct finds *f)
 
 void finds_free(struct finds *f)
 {
-	for (unsigned int i = 0; i < f->n; i++)
+	for (unsigned int i = 0; i < f->n; i++) {
 		free(f->found[i].holder);
+		free(f->found[i].kernel.bell);
+	}
 	free(f->found);
 	*f = (struct finds){0};
 }

@@ -7,15 +7,19 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* One process that has a descriptor of an arena's control region. */
+#include "arena_kernel.h"
+
+/* One process that has an arena open. */
 struct holder {
 	pid_t pid;
-	int fd;
+	int fd; /* of the control region (memfd) or of the arena (kmod); -1 if it has only bells */
+	bool consumer; /* kmod: the descriptor maps the data region read-only */
 	char comm[16];
 };
 
 struct found {
-	dev_t dev;
+	struct kernel_arena kernel; /* what the module says; .id is 0 for a memfd */
+	dev_t dev; /* which memfd it is */
 	ino_t ino;
 	struct holder *holder;
 	unsigned int holders;

@@ -21,16 +21,35 @@ struct copy {
 	const struct shm_lease *lease;
 };
 
-static int copy_take(struct copy *c, int fd, uint64_t bytes)
+/* Where a control region is read from: a descriptor, or a mapping. */
+struct source {
+	int fd;
+	const void *mapped;
+	uint64_t bytes;
+};
+
+static ssize_t source_read(const struct source *s, void *to, uint64_t bytes, uint64_t off)
 {
-	uint64_t have = 0;
+	if (!s->mapped)
+		return pread(s->fd, to, bytes, off);
+	if (off >= s->bytes)
+		return 0;
+	if (bytes > s->bytes - off)
+		bytes = s->bytes - off;
+	memcpy(to, (const char *)s->mapped + off, bytes);
+	return bytes;
+}
+
+static int copy_take(struct copy *c, const struct source *s)
+{
+	uint64_t have = 0, bytes = s->bytes;
 
 	/* The structures in it are aligned to cache lines. */
 	c->bytes = aligned_alloc(4096, (bytes + 4095) & ~4095ULL);
 	if (!c->bytes)
 		return -ENOMEM;
 	while (have < bytes) {
-		ssize_t n = pread(fd, c->bytes + have, bytes - have, have);
+		ssize_t n = source_read(s, c->bytes + have, bytes - have, have);
 
 		if (n <= 0)
 			return n ? -errno : -EIO;
@@ -258,15 +277,14 @@ static int leases_read(struct view *v, const struct copy *c)
 	return 0;
 }
 
-int view_take(struct view *v, int fd, char *why, unsigned int len)
+static int take(struct view *v, const struct source *s, char *why, unsigned int len)
 {
 	struct copy c = {0};
-	struct stat st;
 	ssize_t n;
 	int ret;
 
 	*v = (struct view){0};
-	n = fstat(fd, &st) ? -1 : pread(fd, &v->hdr, sizeof(v->hdr), 0);
+	n = source_read(s, &v->hdr, sizeof(v->hdr), 0);
 	/* The header is written when all memory is there, which takes seconds for a large arena. */
 	if (!n || (n == sizeof(v->hdr) && !v->hdr.magic)) {
 		snprintf(why, len, "it is still being created");
@@ -277,10 +295,10 @@ int view_take(struct view *v, int fd, char *why, unsigned int len)
 		return -EBADF;
 	}
 	v->hdr.label[SLUICE_LABEL_LEN - 1] = '\0';
-	ret = header_check(&v->hdr, st.st_size, why, len);
+	ret = header_check(&v->hdr, s->bytes, why, len);
 	if (ret)
 		return ret;
-	ret = copy_take(&c, fd, st.st_size);
+	ret = copy_take(&c, s);
 	v->now_ns = clock_ns();
 	if (!ret)
 		ret = peers_read(v, &c);
@@ -292,8 +310,30 @@ int view_take(struct view *v, int fd, char *why, unsigned int len)
 		snprintf(why, len, "copying its control region failed: %s", strerror(-ret));
 		view_free(v);
 	}
+	v->inside = !ret;
 	free(c.bytes);
 	return ret;
+}
+
+int view_take(struct view *v, int fd, char *why, unsigned int why_len)
+{
+	struct source s = {.fd = fd};
+	struct stat st;
+
+	if (fstat(fd, &st)) {
+		snprintf(why, why_len, "it cannot be read: %s", strerror(errno));
+		return -EBADF;
+	}
+	s.bytes = st.st_size;
+	return take(v, &s, why, why_len);
+}
+
+int view_take_mapped(struct view *v, const void *control, uint64_t bytes, char *why,
+		     unsigned int why_len)
+{
+	struct source s = {.fd = -1, .mapped = control, .bytes = bytes};
+
+	return take(v, &s, why, why_len);
 }
 
 void view_free(struct view *v)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later OR MIT */
 /*
- * What an arena looks like from outside.  The control region is copied, not mapped, and nobody joins:
- * looking changes nothing, and a peer that damages the region damages only what is shown.
+ * What an arena looks like from outside.  The control region is copied before it is looked at, and
+ * nobody joins: looking changes nothing, and a peer that damages the region damages only what is
+ * shown.
  */
 #ifndef SLUICE_TOOLS_ARENA_VIEW_H
 #define SLUICE_TOOLS_ARENA_VIEW_H
@@ -51,6 +52,7 @@ struct view_extent {
 };
 
 struct view {
+	bool inside; /* false: only the header is filled, with what is known from elsewhere */
 	struct shm_header hdr;
 	uint64_t now_ns;
 	struct extents free, writing, ready, held, parked;
@@ -70,6 +72,9 @@ struct view {
  * or another negative errno, with a sentence in why.
  */
 int view_take(struct view *v, int fd, char *why, unsigned int why_len);
+/* The same of a mapping. */
+int view_take_mapped(struct view *v, const void *control, uint64_t bytes, char *why,
+		     unsigned int why_len);
 void view_free(struct view *v);
 const struct view_peer *view_peer_at(const struct view *v, unsigned int slot);
 

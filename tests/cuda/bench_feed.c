@@ -31,11 +31,15 @@ static void feed_close(struct feed *f)
 	gpu_stream_free(f->s);
 }
 
-/* Feed for a while; batches a second. */
-static double feed_rate(struct feed *f, uint64_t ns)
+/*
+ * Feed for a while; batches a second.  @cpu: what the process used of a CPU meanwhile, in per cent,
+ * without the waits at both ends, which are the measurement's and spin.
+ */
+static double feed_measure(struct feed *f, uint64_t ns, double *cpu)
 {
 	uint64_t start, end, n = 0;
 	struct sluice_cuda_batch *b;
+	double used;
 
 	/* What is copied ahead already does not count. */
 	for (int i = 0; i < 8; i++) {
@@ -43,15 +47,24 @@ static double feed_rate(struct feed *f, uint64_t ns)
 		CHECK_SLUICE(sluice_cuda_batch_release(b, f->s));
 	}
 	gpu_sync(f->s);
+	used = cpu_seconds();
 	start = now_ns();
 	do {
 		CHECK_SLUICE(sluice_cuda_feed_next(f->f, &b, f->s, SLUICE_FOREVER));
 		CHECK_SLUICE(sluice_cuda_batch_release(b, f->s));
 		n++;
 	} while (n % 8 || now_ns() < start + ns);
+	*cpu = (cpu_seconds() - used) / ((now_ns() - start) / 1e9) * 100;
 	gpu_sync(f->s);
 	end = now_ns();
 	return n / ((end - start) / 1e9);
+}
+
+static double feed_rate(struct feed *f, uint64_t ns)
+{
+	double cpu;
+
+	return feed_measure(f, ns, &cpu);
 }
 
 /* Two pinned buffers into two device buffers, as fast as it goes. */
@@ -126,11 +139,10 @@ static void copies_of(uint64_t bytes, const char *name, bool cpu_row)
 	feed_open(&f, &crew, 4, bytes);
 	bare_open(&p, bytes);
 	for (int i = 0; i < REPEATS; i++) {
-		double used = cpu_seconds();
-		uint64_t start = now_ns();
+		double used;
 
-		sample(&ours, feed_rate(&f, ROUND_NS) * bytes / 1e9);
-		sample(&cpu, (cpu_seconds() - used) / ((now_ns() - start) / 1e9) * 100);
+		sample(&ours, feed_measure(&f, ROUND_NS, &used) * bytes / 1e9);
+		sample(&cpu, used);
 		sample(&bare, bare_rate(&p, ROUND_NS) * bytes / 1e9);
 	}
 	r = row_add(name, "GB/s", median(&ours));

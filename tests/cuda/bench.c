@@ -129,6 +129,8 @@ static int batch_make(struct sluice_channel *out, const struct crew_opts *o, con
 			n = IMAGE_BYTES - from % IMAGE_BYTES;
 			if (n > shape - at)
 				n = shape - at;
+			if (o->piece && n > o->piece)
+				n = o->piece;
 			memcpy(p + at, images + from, n);
 			from = (from + n) % (IMAGES_HELD * IMAGE_BYTES);
 		}

@@ -75,6 +75,7 @@ struct crew_opts {
 	uint64_t bytes; /* of a batch */
 	unsigned int tensors; /* that it is divided into */
 	bool fill; /* write every byte, else hand over what is there */
+	uint64_t piece; /* longest single memcpy of a fill; 0 means an image */
 	unsigned int slots; /* batches that the arena has room for */
 	unsigned int queue;
 };

@@ -94,4 +94,8 @@ void bench_drain_copies(void);
 void bench_doorbell(void);
 void bench_register(void);
 
+/* Only when they are named, to find out why: bench_try.c */
+void try_register(void);
+void try_wake(void);
+
 #endif

@@ -141,6 +141,7 @@ int cmd_pump(int argc, char **argv)
 		.batch_bytes = 256 << 10,
 		.rounds = 1,
 		.max_bytes = UINT64_MAX / 2,
+		.gpu = UINT64_MAX,
 	};
 	int transport = BY_ARENA;
 	const struct opt opts[] = {
@@ -201,6 +202,16 @@ int cmd_pump(int argc, char **argv)
 		 .min = 0,
 		 .max = UINT64_MAX / 2,
 		 .help = "end the walk in front of the file that would make it more than this"},
+		{.name = "gpu",
+		 .letter = 'g',
+		 .kind = OPT_COUNT,
+		 .to = &o.gpu,
+		 .arg = "N",
+		 .min = 0,
+		 .max = INT32_MAX,
+		 .help = "copy what arrives to CUDA device N and verify it there, by a checksum\n"
+			 "that the producer has made beside the hash; arena only, and starting\n"
+			 "CUDA is part of the setup"},
 		OPT_JSON(&o.json),
 		{0},
 	};
@@ -238,6 +249,20 @@ int cmd_pump(int argc, char **argv)
 				 strerror(-ret));
 			return EXIT_BROKEN;
 		}
+	}
+	o.on_gpu = o.gpu != UINT64_MAX;
+	if (o.on_gpu) {
+		if (transport != BY_ARENA) {
+			complain("pump", "--gpu goes with --transport arena only");
+			return EXIT_USAGE;
+		}
+		if (!&carrier_gpu) {
+			complain("pump",
+				 "--gpu: this program was built without libsluice-cuda, which "
+				 "needs the CUDA toolkit's headers");
+			return EXIT_BROKEN;
+		}
+		runs[0].ops = &carrier_gpu;
 	}
 
 	ret = list_walk(&l, argv + first, o.max_bytes);

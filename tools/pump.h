@@ -30,6 +30,8 @@ struct pump_opts {
 	uint64_t rounds;
 	const char *manifest;
 	bool json;
+	bool on_gpu; /* what arrives is copied to .gpu and verified there */
+	uint64_t gpu;
 };
 
 /* ------------------------------------------------------------------ files and what befell them */
@@ -112,10 +114,11 @@ struct part {
 	uint16_t producer; /* who read it */
 	uint8_t flags;
 	uint8_t trouble;
-	uint64_t offset; /* of this part in the file */
+	uint64_t offset; /* of this part in the file; a multiple of 8 */
 	uint64_t bytes; /* that are valid */
 	uint64_t size; /* of the file when it was opened */
 	uint64_t hash;
+	uint64_t sum; /* likewise, of pump_sum.h; with pump_opts.on_gpu only */
 	uint64_t detail;
 	uint32_t name_len; /* the name follows, padded to 8 bytes */
 	uint32_t reserved;
@@ -132,6 +135,12 @@ struct parcel {
 	unsigned int parts;
 	void *from; /* the carrier's own */
 };
+
+/*
+ * The next record of an index.  @name has room for PARCEL_INDEX_BYTES.  Return: false when the rest of the
+ * index makes no sense.
+ */
+bool parcel_record(const char **at, uint64_t *left, struct part *part, char *name);
 
 /* ------------------------------------------------------------------ carriers */
 
@@ -155,6 +164,8 @@ struct carrier_ops {
 	int (*next)(struct carrier *c, struct parcel *p, uint64_t timeout_ns);
 	int (*data)(struct carrier *c, const struct parcel *p, unsigned int part, const void **data,
 		    uint64_t *bytes);
+	/* Instead of looking at .data, which is NULL then: the sum of the valid bytes. */
+	int (*sum)(struct carrier *c, const struct parcel *p, unsigned int part, uint64_t *sum);
 	void (*release)(struct carrier *c, struct parcel *p);
 	void (*close)(struct carrier *c);
 	/* One sentence about the last failure of any of these. */
@@ -168,6 +179,8 @@ struct carrier {
 
 extern const struct carrier_ops carrier_arena;
 extern const struct carrier_ops carrier_pipe;
+/* An arena, verified on a GPU.  Left out where libsluice-cuda is. */
+extern const struct carrier_ops carrier_gpu __attribute__((weak));
 
 /* ------------------------------------------------------------------ the two sides */
 

@@ -3,18 +3,9 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "pump.h"
+#include "pump_arena.h"
 
-#define INDEX_NAME "files"
-
-struct arena_carrier {
-	struct sluice_arena *arena;
-	struct sluice_channel *channel;
-	struct sluice_batch *batch; /* being filled */
-	uint64_t batch_bytes;
-};
-
-static int arena_begin(struct carrier *c)
+int arena_begin(struct carrier *c)
 {
 	struct arena_carrier *a = c->own;
 
@@ -37,7 +28,7 @@ static int channel_open(struct arena_carrier *a, uint32_t flags)
 	return sluice_channel_open(&a->channel, a->arena, "files", &opts);
 }
 
-static int arena_open(struct carrier *c, const struct pump_opts *o)
+int arena_open(struct carrier *c, const struct pump_opts *o)
 {
 	struct arena_carrier *a = calloc(1, sizeof(*a));
 	struct sluice_arena_opts opts = {
@@ -83,7 +74,7 @@ static int arena_forked(struct carrier *c)
 	return 0;
 }
 
-static int arena_join(struct carrier *c, unsigned int producer)
+int arena_join(struct carrier *c, unsigned int producer)
 {
 	struct arena_carrier *a = c->own;
 	struct sluice_arena *inherited = a->arena;
@@ -95,7 +86,7 @@ static int arena_join(struct carrier *c, unsigned int producer)
 	return ret ? ret : channel_open(a, SLUICE_CHANNEL_PRODUCE);
 }
 
-static void *arena_part(struct carrier *c, uint64_t bytes)
+void *arena_part(struct carrier *c, uint64_t bytes)
 {
 	struct arena_carrier *a = c->own;
 	int64_t shape = bytes;
@@ -103,7 +94,7 @@ static void *arena_part(struct carrier *c, uint64_t bytes)
 	return sluice_batch_tensor_add(a->batch, NULL, SLUICE_U8, 1, &shape, NULL);
 }
 
-static int arena_send(struct carrier *c, const void *index, uint64_t bytes)
+int arena_send(struct carrier *c, const void *index, uint64_t bytes)
 {
 	struct arena_carrier *a = c->own;
 	int ret;
@@ -156,7 +147,7 @@ static void arena_release(struct carrier *c, struct parcel *p)
 	sluice_batch_release(p->from);
 }
 
-static void arena_close(struct carrier *c)
+void arena_close(struct carrier *c)
 {
 	struct arena_carrier *a = c->own;
 

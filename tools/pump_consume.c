@@ -24,6 +24,7 @@ struct half {
 	uint32_t file;
 	uint64_t next;
 	XXH64_state_t *hash;
+	uint64_t sum; /* where the carrier makes sums */
 };
 
 struct consuming {
@@ -49,9 +50,9 @@ static void file_close(struct consuming *k, struct half *h, const struct part *p
 	h->open = false;
 	if (!trouble_was_read(part->trouble))
 		return;
-	f->hash = XXH64_digest(h->hash);
+	f->hash = k->c.ops->sum ? part->hash : XXH64_digest(h->hash);
 	f->size = h->next;
-	if (f->hash != part->hash) {
+	if (f->hash != part->hash || (k->c.ops->sum && h->sum != part->sum)) {
 		f->trouble = TROUBLE_MISMATCH;
 		k->res->mismatches++;
 		return;
@@ -67,7 +68,7 @@ static bool part_take(struct consuming *k, const struct parcel *p, const struct 
 {
 	const void *data;
 	struct half *h;
-	uint64_t bytes;
+	uint64_t bytes, sum = 0;
 
 	if (part->producer >= k->producers)
 		return false;
@@ -80,22 +81,42 @@ static bool part_take(struct consuming *k, const struct parcel *p, const struct 
 	    strlen(k->l->file[part->file].path) != part->name_len ||
 	    memcmp(k->l->file[part->file].path, name, part->name_len) ||
 	    part->trouble > TROUBLE_CHANGED || k->c.ops->data(&k->c, p, place, &data, &bytes) ||
-	    part->bytes > bytes)
+	    part->bytes > bytes || (k->c.ops->sum && k->c.ops->sum(&k->c, p, place, &sum)))
 		return false;
 
 	if (!part->offset) {
 		h->open = true;
 		h->file = part->file;
 		h->next = 0;
+		h->sum = 0;
 		XXH64_reset(h->hash, 0);
 	}
 	if (!h->open || h->file != part->file || h->next != part->offset)
 		return false;
-	XXH64_update(h->hash, data, part->bytes);
+	if (k->c.ops->sum)
+		h->sum += sum;
+	else
+		XXH64_update(h->hash, data, part->bytes);
 	h->next += part->bytes;
 	k->arrived += part->bytes;
 	if (part->flags & PART_LAST)
 		file_close(k, h, part);
+	return true;
+}
+
+bool parcel_record(const char **at, uint64_t *left, struct part *part, char *name)
+{
+	uint64_t skip;
+
+	if (*left < sizeof(*part))
+		return false;
+	memcpy(part, *at, sizeof(*part));
+	skip = sizeof(*part) + (((uint64_t)part->name_len + 7) & ~7ULL);
+	if (part->name_len >= PARCEL_INDEX_BYTES || skip > *left)
+		return false;
+	memcpy(name, *at + sizeof(*part), part->name_len);
+	*at += skip;
+	*left -= skip;
 	return true;
 }
 
@@ -105,25 +126,16 @@ static void parcel_take(struct consuming *k, const struct parcel *p)
 	uint64_t left = p->index_bytes;
 	char name[PARCEL_INDEX_BYTES];
 	struct part part;
-	uint64_t skip;
 
 	k->res->parcels++;
 	for (unsigned int i = 0; i < p->parts; i++) {
-		if (left < sizeof(part))
-			goto damaged;
-		memcpy(&part, at, sizeof(part));
-		skip = sizeof(part) + (((uint64_t)part.name_len + 7) & ~7ULL);
-		if (part.name_len >= sizeof(name) || skip > left)
-			goto damaged;
-		memcpy(name, at + sizeof(part), part.name_len);
+		if (!parcel_record(&at, &left, &part, name)) {
+			k->res->damaged++;
+			return;
+		}
 		if (!part_take(k, p, &part, name, i))
 			k->res->damaged++;
-		at += skip;
-		left -= skip;
 	}
-	return;
-damaged:
-	k->res->damaged++;
 }
 
 /* ------------------------------------------------------------------ processes */
@@ -303,8 +315,16 @@ int pump_run(const struct carrier_ops *ops, struct pump_list *l, const struct pu
 	cpu = cpu_seconds();
 	begin = clock_ns();
 	ret = producers_fork(k, o);
-	if (!ret)
+	if (!ret) {
+		uint64_t forked = clock_ns();
+
+		/* Starting a GPU takes a second, which is not the transport's. */
 		ret = ops->forked(&k->c);
+		res->open_seconds += (clock_ns() - forked) / 1e9;
+		begin += clock_ns() - forked;
+		if (ret)
+			complain("pump", "%s", ops->sentence(&k->c));
+	}
 	if (!ret)
 		ret = consume(k, progress);
 	res->seconds = (clock_ns() - begin) / 1e9;

@@ -10,6 +10,7 @@
 
 #include "cmd.h"
 #include "pump.h"
+#include "pump_sum.h"
 
 /* A part smaller than this is not worth splitting a file for. */
 #define LEAST_PART 4096ULL
@@ -19,6 +20,7 @@ struct producing {
 	unsigned int producer;
 	uint64_t batch_bytes;
 	XXH64_state_t *hash;
+	bool sums;
 	/* The parcel being filled. */
 	bool open;
 	uint64_t used;
@@ -156,7 +158,7 @@ static int file_refuse(struct producing *p, uint32_t file, const char *path, enu
 static int file_send(struct producing *p, uint32_t file, const char *path, int fd,
 		     const struct stat *st)
 {
-	uint64_t size = st->st_size, off = 0, n, room;
+	uint64_t size = st->st_size, off = 0, sum = 0, n, room;
 	uint32_t len = strlen(path);
 	struct part *part;
 	ssize_t got;
@@ -169,7 +171,7 @@ static int file_send(struct producing *p, uint32_t file, const char *path, int f
 		if (ret)
 			return ret;
 		room = p->batch_bytes - p->used;
-		n = size - off < room ? size - off : room;
+		n = size - off < room ? size - off : room & ~7ULL;
 		to = p->c->ops->part(p->c, n);
 		if (!to)
 			return -errno;
@@ -187,11 +189,14 @@ static int file_send(struct producing *p, uint32_t file, const char *path, int f
 		}
 		part->bytes = got;
 		XXH64_update(p->hash, to, got);
+		if (p->sums)
+			sum += sum_add(to, got, off / 8);
 		off += got;
 	} while (off < size && (uint64_t)got == n);
 
 	part->flags = PART_LAST;
 	part->hash = XXH64_digest(p->hash);
+	part->sum = sum;
 	judge(part, fd, off, st);
 	return 0;
 }
@@ -258,6 +263,7 @@ int pump_produce(struct carrier *c, const struct pump_list *l, struct pump_share
 	p->c = c;
 	p->producer = producer;
 	p->batch_bytes = o->parcel_bytes;
+	p->sums = o->on_gpu;
 	ret = p->hash ? c->ops->join(c, producer) : -ENOMEM;
 	if (!ret)
 		ret = produce(p, l, shared);

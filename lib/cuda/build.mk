@@ -65,7 +65,9 @@ else
 ALL += lib-cuda
 INSTALLS += install-cuda
 man: $(B)/man/man3/libsluice-cuda.3
-TOOLS_EXTRA_OBJ += $(B)/tools/cuda_link.o
+TOOLS_EXTRA_OBJ += $(B)/tools/cuda_link.o $(B)/tools/cuda_pump.o
+$(B)/tools/cuda_pump.o: ALL_CPPFLAGS += -isystem $(CUDA_INC)
+$(B)/tools/cuda_pump.o: tools/cuda_sum.ptx
 TOOLS_LIBS += $(B)/lib/libsluice-cuda.a $(B)/lib/libsluice.a -ldl
 $(B)/sluice: $(B)/lib/libsluice-cuda.a
 endif

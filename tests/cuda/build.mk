@@ -10,6 +10,7 @@ CUDA_TEST_FLAGS = $(CUDA_CPPFLAGS) -isystem $(B)/include $(ALL_CFLAGS) -Wno-miss
 
 define cuda_test_variant
 $(B)/test/cuda-$(1)/driver/libcuda.so.1: tests/cuda/fake_cuda.c tests/cuda/fake_stream.c \
+		tests/cuda/fake_kernel.c tools/pump_sum.h \
 		$(wildcard tests/cuda/fake_*.h) tests/cuda/build.mk
 	$$(call say,LD,$$@)
 	$$(Q)mkdir -p $$(@D)
@@ -38,14 +39,14 @@ $(CUDA_FAKE_SUITES:%=$(B)/test/cuda-$(1)/%): $(B)/test/cuda-$(1)/%: $(B)/test/cu
 $(B)/test/cuda-$(1)/link: $(B)/tools/cuda_link.o
 .PRECIOUS: $(B)/test/cuda-$(1)/%.o
 -include $(wildcard $(B)/test/cuda-$(1)/*.d)
-# A sanitizer's run time cannot be loaded into the example.
+# A sanitizer's run time cannot be loaded into the example and the program.
 CUDA_TESTS_$(1) := $(addprefix $(B)/test/cuda-$(1)/,$(CUDA_SUITES) \
-	$(if $(filter lib,$(1)),$(CUDA_FAKE_SUITES),$(filter-out example,$(CUDA_FAKE_SUITES))))
+	$(if $(filter lib,$(1)),$(CUDA_FAKE_SUITES),$(filter-out example pump,$(CUDA_FAKE_SUITES))))
 endef
 $(foreach v,$(CUDA_TEST_VARIANTS),$(eval $(call cuda_test_variant,$(v))))
 
 .PHONY: check-cuda check-cuda-asan check-cuda-tsan
-check-cuda: $(CUDA_TESTS_lib) | $(B)/gpu/example_feed
+check-cuda: $(CUDA_TESTS_lib) | $(B)/gpu/example_feed $(B)/sluice
 	$(Q)tests/prove cuda $^
 check-cuda-asan: $(CUDA_TESTS_asan)
 	$(Q)TEST_DIVISOR=4 tests/prove cuda-asan $^

@@ -80,6 +80,8 @@ __attribute__((constructor)) static void config_read(void)
 		fake.seed = atoi(s);
 	if ((s = getenv("FAKE_CUDA_REG_LIMIT")))
 		fake.reg_limit = strtoull(s, NULL, 0);
+	if ((s = getenv("FAKE_CUDA_FLIP")))
+		fake.flip = atoi(s);
 	fake.old = getenv("FAKE_CUDA_OLD");
 	fake.missing = getenv("FAKE_CUDA_MISSING");
 	if ((s = getenv("FAKE_CUDA_FAIL"))) {
@@ -129,6 +131,16 @@ static CUresult enter_ctx(const char *name)
 	CUresult r = enter(name);
 
 	return r ? r : ctx_state(current());
+}
+
+CUresult fake_enter(const char *name)
+{
+	return enter_ctx(name);
+}
+
+struct ctx *fake_current(void)
+{
+	return current();
 }
 
 #define ENTER()                                \

@@ -19,6 +19,7 @@
  *	FAKE_CUDA_MISSING	a function that cuGetProcAddress() does not find
  *	FAKE_CUDA_FAIL		NAME:NTH:CODE as fake_cuda_fail()
  *	FAKE_CUDA_REG_LIMIT	registrations of this size and more are refused
+ *	FAKE_CUDA_FLIP		a bit of the nth copy to the device arrives wrong
  *	FAKE_CUDA_OLD		no stream memory operations, no read-only registration
  */
 

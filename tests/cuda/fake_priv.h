@@ -13,6 +13,7 @@ struct fake_config {
 	unsigned int seed;
 	uint64_t reg_limit;
 	uint64_t memory;
+	_Atomic int flip;
 	bool old;
 	const char *missing;
 };
@@ -60,6 +61,9 @@ extern struct fake_config fake;
 extern __thread bool fake_in_host_func;
 
 void fake_violation(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+CUresult fake_enter(const char *name);
+struct ctx *fake_current(void);
 
 /* With the lock held. */
 bool fake_host_known(uint64_t at, uint64_t n);

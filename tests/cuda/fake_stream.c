@@ -156,6 +156,8 @@ static void copy_run(struct stream *s, struct op *op)
 	if (sum_host(op->host, op->n) != op->sum)
 		fake_violation("%s of a copy changed while it was in flight",
 			       op->kind == OP_H2D ? "the source" : "the destination");
+	if (op->kind == OP_H2D && op->n && fake.flip && --fake.flip == 0)
+		((unsigned char *)(uintptr_t)op->device)[op->n / 2] ^= 1;
 	if (op->kind == OP_D2H && !poke(op->host, (void *)(uintptr_t)op->device, op->n))
 		fake_violation("the destination of a copy is not mapped or not writable");
 }

@@ -15,9 +15,10 @@
 
 struct path {
 	struct sluice_arena *arena;
-	struct sluice_channel *in, *out;
+	struct sluice_channel *in, *out; /* two ends of one channel: we are both sides of it */
 	struct sluice_cuda *cuda;
 	struct sluice_cuda_feed *feed;
+	struct sluice_cuda_drain *drain;
 };
 
 static double seconds(void)
@@ -87,7 +88,7 @@ static int batch_publish(struct path *p)
 	return ret;
 }
 
-static int batches_copy(struct path *p, double *copy_rate, bool *ours)
+static int batches_in(struct path *p, double *rate, bool *ours)
 {
 	double start = 0;
 
@@ -105,8 +106,68 @@ static int batches_copy(struct path *p, double *copy_rate, bool *ours)
 		if (i == WARM)
 			start = seconds();
 	}
-	*copy_rate = (double)(BATCHES - 1 - WARM) * BATCH_BYTES / (seconds() - start);
+	*rate = (double)(BATCHES - 1 - WARM) * BATCH_BYTES / (seconds() - start);
 	return 0;
+}
+
+/* Take what has arrived back, so that its extents are free for the next. */
+static int arrived_release(struct path *p, uint64_t timeout_ns)
+{
+	struct sluice_batch *b;
+	int ret = sluice_channel_next(p->in, &b, timeout_ns);
+
+	if (!ret)
+		sluice_batch_release(b);
+	return ret;
+}
+
+/* @b: any batch on the device */
+static int batches_out(struct path *p, const struct sluice_cuda_batch *b, double *rate, bool *cuda)
+{
+	const struct sluice_cuda_submit_opts opts = {.sz = sizeof(opts), .timeout_ns = TIMEOUT_NS};
+	struct sluice_tensor t = {.sz = sizeof(t)};
+	double start = 0;
+	int ret;
+
+	ret = sluice_cuda_batch_tensor(b, 0, &t);
+	for (int i = 0; !ret && i < BATCHES; i++) {
+		*cuda = true;
+		ret = sluice_cuda_drain_submit(p->drain, &t, 1, NULL, &opts);
+		/* Two are under way: one copies while the host is busy with the other. */
+		if (!ret && i > 0) {
+			*cuda = false;
+			ret = arrived_release(p, TIMEOUT_NS);
+		}
+		if (i == WARM)
+			start = seconds();
+	}
+	if (ret)
+		return ret;
+	*rate = (double)(BATCHES - 1 - WARM) * BATCH_BYTES / (seconds() - start);
+	*cuda = false;
+	return arrived_release(p, TIMEOUT_NS);
+}
+
+static int rates_measure(struct path *p, struct cuda_link *l, bool *cuda)
+{
+	const struct sluice_cuda_drain_opts drain = {.sz = sizeof(drain), .depth = 2};
+	struct sluice_cuda_batch *b;
+	int ret;
+
+	ret = batches_in(p, &l->in_rate, cuda);
+	if (!ret)
+		ret = batch_publish(p);
+	if (ret)
+		return ret;
+	*cuda = true;
+	ret = sluice_cuda_feed_next(p->feed, &b, NULL, TIMEOUT_NS);
+	if (ret)
+		return ret;
+	ret = sluice_cuda_drain_open(&p->drain, p->cuda, p->out, &drain);
+	if (!ret)
+		ret = batches_out(p, b, &l->out_rate, cuda);
+	sluice_cuda_batch_release(b, NULL);
+	return ret;
 }
 
 int cuda_link_measure(struct cuda_link *l, char *why, size_t why_bytes)
@@ -122,9 +183,10 @@ int cuda_link_measure(struct cuda_link *l, char *why, size_t why_bytes)
 		ret = path_attach(&p, &l->register_rate);
 	}
 	if (!ret)
-		ret = batches_copy(&p, &l->copy_rate, &cuda);
+		ret = rates_measure(&p, l, &cuda);
 	if (ret)
 		snprintf(why, why_bytes, "%s", cuda ? sluice_cuda_strerror() : sluice_strerror());
+	sluice_cuda_drain_close(p.drain);
 	sluice_cuda_feed_close(p.feed);
 	sluice_cuda_detach(p.cuda);
 	sluice_channel_close(p.out);

@@ -5,14 +5,17 @@
 
 #include <stddef.h>
 
+/* All in bytes a second. */
 struct cuda_link {
-	double register_rate; /* bytes a second */
-	double copy_rate; /* to the device, bytes a second */
+	double register_rate;
+	double in_rate; /* to the device */
+	double out_rate; /* from it */
 };
 
 /*
- * Measure device 0: registers an arena of 256 MiB and feeds it batches of 32 MiB.  Creates the context,
- * which takes a second.  0, or a negative errno with the sentence in @why.
+ * Measure device 0: registers an arena of 256 MiB, feeds the device batches of 32 MiB and drains these
+ * into the arena again.  Creates the context, which takes a second.  0, or a negative errno with the
+ * sentence in @why.
  */
 int cuda_link_measure(struct cuda_link *l, char *why, size_t why_bytes) __attribute__((weak));
 

@@ -217,9 +217,9 @@ static void check_link(struct finding *f, int version)
 	else
 		finding_pass(f,
 			     "the driver supports CUDA %d.%d; device 0 registers an arena at "
-			     "%.1f GB/s and copies from it at %.1f GB/s",
+			     "%.1f GB/s, copies from it at %.1f GB/s and into it at %.1f GB/s",
 			     version / 1000, version % 1000 / 10, l.register_rate / 1e9,
-			     l.copy_rate / 1e9);
+			     l.in_rate / 1e9, l.out_rate / 1e9);
 }
 
 /* True also where that cannot be told. */

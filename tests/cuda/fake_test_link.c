@@ -18,9 +18,12 @@ TEST(rates_are_measured)
 	EXPECT_EQ(0, cuda_link_measure(&l, why, sizeof(why)));
 	EXPECT_STREQ("", why);
 	EXPECT_LT(0, l.register_rate);
-	EXPECT_LT(0, l.copy_rate);
+	EXPECT_LT(0, l.in_rate);
+	EXPECT_LT(0, l.out_rate);
 	drv.census(&census);
 	EXPECT_EQ(0, census.registrations);
+	EXPECT_EQ(0, census.allocations);
+	EXPECT_EQ(0, census.streams);
 	EXPECT_EQ(0, drv.violations());
 }
 
@@ -36,6 +39,19 @@ TEST(what_is_refused_is_said)
 	EXPECT_NE(NULL, strstr(why, "cannot register the arena"));
 	drv.census(&census);
 	EXPECT_EQ(0, census.registrations);
+}
+
+TEST(a_copy_back_that_fails_is_said)
+{
+	struct cuda_link l;
+	char why[300] = "";
+
+	setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync:5:700", 1);
+	fake_load();
+	EXPECT_GT(0, cuda_link_measure(&l, why, sizeof(why)));
+	EXPECT_LT(0, l.in_rate);
+	EXPECT_NE(NULL, strstr(why, "cannot copy tensors from the device"));
+	EXPECT_EQ(0, drv.violations());
 }
 
 TEST_HARNESS_MAIN

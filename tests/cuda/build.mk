@@ -88,6 +88,16 @@ $(B)/gpu/example_feed: tests/cuda/example_feed.c $(GPU_LIBS)
 	$(Q)$(CC) -O2 -Wall -Wextra -Werror -Ilib/include -o $@ $< $(GPU_LIBS) $(LIB_LIBS) -ldl
 GPU_PROGRAMS += $(B)/gpu/example_feed
 
+# What of the program concerns a GPU, with no library that a host may lack.
+GPU_TOOLS_OBJ := $(filter-out $(B)/tools/bench%,$(TOOLS_OBJ)) $(B)/tools/cuda_link.o $(B)/tools/cuda_pump.o
+$(B)/gpu/sluice: $(GPU_TOOLS_OBJ) $(GPU_LIBS)
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS) -l:libxxhash.a -ldl -lm
+ifneq ($(filter /%,$(shell $(CC) -print-file-name=libxxhash.a)),)
+GPU_PROGRAMS += $(if $(filter tools,$(ALL)),$(B)/gpu/sluice)
+endif
+
 $(B)/gpu/gpu_all.sh: tests/cuda/gpu_all.sh
 	$(Q)mkdir -p $(@D)
 	$(Q)cp $< $@

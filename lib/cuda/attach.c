@@ -81,8 +81,10 @@ static int context_find(struct sluice_cuda *c, const struct sluice_cuda_opts *o)
 		return 0;
 	}
 	r = cu->DeviceGet(&c->device, o->device);
-	if (r != CUDA_SUCCESS)
+	if (r == CUDA_ERROR_INVALID_DEVICE)
 		return cuda_fail(ENXIO, "there is no CUDA device %d", o->device);
+	if (r != CUDA_SUCCESS)
+		return cuda_fail_result(cu, r, "cannot use device %d", o->device);
 	r = cu->DevicePrimaryCtxGetState(c->device, &flags, &active);
 	if (r == CUDA_SUCCESS && !active && !(o->flags & SLUICE_CUDA_CREATE_CONTEXT))
 		return cuda_fail(ENOTCONN,

@@ -3,12 +3,14 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "priv.h"
 
 static struct cuda_driver table;
 static _Atomic(const struct cuda_driver *) loaded;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+static pid_t starter; /* whose driver it is; written before .loaded */
 
 static const struct {
 	const char *name;
@@ -58,6 +60,10 @@ static int driver_load(void)
 	if (ret)
 		return ret;
 	r = table.Init(0);
+	if (r == CUDA_ERROR_NOT_INITIALIZED)
+		return cuda_fail(ECHILD,
+				 "the CUDA driver does not start: somebody started it in this "
+				 "process before fork(), which it does not survive");
 	if (r == CUDA_ERROR_NO_DEVICE)
 		return cuda_fail(ENODEV, "the CUDA driver finds no device");
 	if (r != CUDA_SUCCESS)
@@ -69,6 +75,12 @@ const struct cuda_driver *cuda_driver_get(int *err)
 {
 	const struct cuda_driver *d = atomic_load_explicit(&loaded, memory_order_acquire);
 
+	if (d && getpid() != starter) {
+		*err = cuda_fail(ECHILD,
+				 "CUDA was started in this process before fork(), which it does "
+				 "not survive: start it in the process that uses the device");
+		return NULL;
+	}
 	if (d)
 		return d;
 	pthread_mutex_lock(&load_lock);
@@ -77,6 +89,7 @@ const struct cuda_driver *cuda_driver_get(int *err)
 		*err = driver_load();
 		if (!*err) {
 			d = &table;
+			starter = getpid();
 			atomic_store_explicit(&loaded, d, memory_order_release);
 		}
 	}

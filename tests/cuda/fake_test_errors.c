@@ -314,6 +314,11 @@ TEST_F(errors, fork_after_the_driver_has_started)
 		CHECK(sluice_cuda_reap(self->c) == -ECHILD);
 		CHECK(sluice_cuda_detach(self->c) == -ECHILD);
 		sluice_cuda_feed_close(f);
+		/* Not by a handle of its own either: the driver was started before the fork. */
+		CHECK(sluice_cuda_probe(NULL) == -ECHILD);
+		CHECK(sentence_has("fork"));
+		CHECK(sluice_cuda_attach(&self->c, arena_child(self->a), &create) == -ECHILD);
+		CHECK(sentence_has("fork"));
 	}
 	EXPECT_EQ(0, child_wait(pid));
 	sluice_cuda_feed_close(f);

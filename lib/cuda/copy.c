@@ -118,8 +118,15 @@ static int direct_start(struct sluice_cuda *c, struct sluice_batch *b, CUdevicep
 		r = c->cu->EventRecord(d->copied, stream);
 	if (r != CUDA_SUCCESS) {
 		ret = cuda_broken(c, r, "cannot copy a batch to the device");
-		/* Part of it may be on the way: the caller gets the extent back untouched by DMA. */
-		c->cu->StreamSynchronize(stream);
+		/*
+		 * Part of it may be on the way: the caller gets the batch back when that has ended.
+		 * If it cannot be waited for, a reference that nobody drops keeps the extent.
+		 */
+		if (c->cu->StreamSynchronize(stream) != CUDA_SUCCESS &&
+		    atomic_load(&c->health) != CUDA_GONE) {
+			sluice_batch_retain(b);
+			atomic_fetch_add(&c->quarantined, 1);
+		}
 		d->next = c->spare;
 		c->spare = d;
 		return ret;

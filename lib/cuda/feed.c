@@ -95,6 +95,24 @@ static int slot_create(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
 }
 
 /*
+ * Record the event of a group, or, if that failed, try again: later on the stream is as good.  Until it
+ * is recorded the event tells of an earlier copy.
+ */
+static int group_follow(struct sluice_cuda_batch *group)
+{
+	struct sluice_cuda_feed *f = group->feed;
+	CUresult r;
+
+	if (group->recorded)
+		return 0;
+	r = f->c->cu->EventRecord(group->copied, f->stream);
+	if (r != CUDA_SUCCESS)
+		return cuda_broken(f->c, r, "cannot follow a copy to the device");
+	group->recorded = true;
+	return 0;
+}
+
+/*
  * Give back the extents whose copies are complete, unless a host function was quicker; with @upto up
  * to that slot, whose copy the caller knows to be complete.
  */
@@ -107,8 +125,10 @@ static int feed_reap(struct sluice_cuda_feed *f, const struct sluice_cuda_batch 
 		struct sluice_cuda_batch *s = f->flight.head;
 
 		if (past && s->group != fired) {
-			int ret = cuda_event_fired(f->c, s->group->copied);
+			int ret = group_follow(s->group);
 
+			if (!ret)
+				ret = cuda_event_fired(f->c, s->group->copied);
 			if (ret <= 0)
 				return ret;
 			fired = s->group;
@@ -133,6 +153,9 @@ static int slot_wait_copied(struct sluice_cuda_batch *s)
 
 	if (!s->ticket)
 		return 0;
+	ret = group_follow(s->group);
+	if (ret)
+		return ret;
 	ret = cuda_event_fired(f->c, s->group->copied);
 	if (!ret) {
 		start = cuda_now();
@@ -272,7 +295,6 @@ static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
 	uint64_t bytes = 0, n;
 	struct sluice_batch *b;
 	int count = 0, ret = 0;
-	CUresult r;
 
 	while (f->free.head && bytes < GROUP_BYTES) {
 		b = batch_pull(f, count ? 0 : deadline, &ret);
@@ -295,18 +317,22 @@ static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
 		return ret;
 	if (ret && ret != -EAGAIN && !f->stash)
 		err_keep(f, ret);
-	r = f->c->cu->EventRecord(last->copied, f->stream);
+	last->recorded = false;
 	for (s = members; s; s = s->next) {
-		/* Only now: until its event is recorded nobody may ask it about this copy. */
 		s->group = last;
 		s->fly = NULL;
 		*f->flight.tail = s;
 		f->flight.tail = &s->fly;
 	}
-	if (r == CUDA_SUCCESS && last->ticket && bytes >= PROMPT_BYTES)
-		r = cuda_ticket_arm(f->c, last->ticket, last->copied, f->reap);
-	if (r != CUDA_SUCCESS)
-		return cuda_broken(f->c, r, "cannot follow a copy to the device");
+	ret = group_follow(last);
+	if (!ret && last->ticket && bytes >= PROMPT_BYTES) {
+		CUresult r = cuda_ticket_arm(f->c, last->ticket, last->copied, f->reap);
+
+		if (r != CUDA_SUCCESS)
+			ret = cuda_broken(f->c, r, "cannot follow a copy to the device");
+	}
+	if (ret)
+		return ret;
 	return count;
 }
 
@@ -444,8 +470,13 @@ static int batch_hand_out(struct sluice_cuda_feed *f, struct sluice_cuda_batch *
 {
 	struct sluice_cuda_batch *s = f->ready.head;
 	CUresult r = CUDA_SUCCESS;
+	int ret = 0;
 
 	/* Without a ticket the copy is known to be complete. */
+	if (s->ticket)
+		ret = group_follow(s->group);
+	if (ret)
+		return ret;
 	if (s->ticket && stream != f->stream)
 		r = f->c->cu->StreamWaitEvent(stream, s->group->copied, CU_EVENT_WAIT_DEFAULT);
 	if (r != CUDA_SUCCESS)
@@ -529,9 +560,10 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *s
 		return entered;
 	if (stream != f->stream) {
 		r = f->c->cu->EventRecord(s->passed, stream);
-		if (r != CUDA_SUCCESS)
-			ret = cuda_broken(f->c, r, "cannot follow the stream of a release");
 		s->has_passed = r == CUDA_SUCCESS;
+		/* What cannot be followed can be waited for. */
+		if (r != CUDA_SUCCESS && f->c->cu->StreamSynchronize(stream) != CUDA_SUCCESS)
+			ret = cuda_broken(f->c, r, "cannot follow the stream of a release");
 	}
 	if (!ret)
 		slot_free(f, s);

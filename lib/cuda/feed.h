@@ -28,6 +28,7 @@ struct sluice_cuda_batch {
 	CUdeviceptr dev;
 	uint64_t dev_bytes;
 	CUevent copied; /* recorded behind the last copy of a group */
+	bool recorded; /* .copied was, since the group was begun */
 	CUevent passed; /* the caller's stream has got past its use */
 	bool has_passed;
 	struct sluice_cuda_batch *group; /* whose .copied tells about this copy */

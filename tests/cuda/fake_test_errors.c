@@ -410,6 +410,84 @@ TEST_F_TIMEOUT(errors, calls_of_the_feed_fail_now_and_then, 120)
 	EXPECT_EQ(0, drv.violations());
 }
 
+/* Nobody may take a copy for complete, or let a stream at it, whose event was never recorded. */
+TEST_F(errors, a_copy_that_cannot_be_followed_is_still_waited_for)
+{
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+	struct sluice_tensor t = {.sz = sizeof(t)};
+
+	start(_metadata, self);
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, NULL));
+	ASSERT_EQ(0, batch_send(self->out, 2 * MIB, 7, 0));
+	drv.hold(true);
+	drv.fail("cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY);
+	EXPECT_EQ(-ENOMEM, sluice_cuda_feed_next(f, &b, self->s, 0));
+	drv.fail("", 0, 0);
+	EXPECT_LT(0, sluice_cuda_feed_pump(f));
+	EXPECT_NE(NULL, arena_all_free(self->a));
+	ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
+	ASSERT_CUDA(0, sluice_cuda_batch_tensor(b, 0, &t));
+	gpu_check(self->s, t.data, t.bytes, 7);
+	drv.hold(false);
+	gpu_sync(self->s);
+	EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
+	EXPECT_EQ(0, gpu_bad());
+	sluice_cuda_feed_close(f);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	NOTHING_LEFT(self);
+}
+
+TEST_F(errors, a_release_that_cannot_be_followed_loses_no_buffer)
+{
+	struct sluice_cuda_feed_opts o = {.sz = sizeof(o), .depth = 1};
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+
+	start(_metadata, self);
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, &o));
+	for (int i = 0; i < 3; i++) {
+		ASSERT_EQ(0, batch_send(self->out, 5000, i, 0));
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
+		gpu_busy(self->s, 1000);
+		drv.fail("cuEventRecord", 1, CUDA_ERROR_OUT_OF_MEMORY);
+		EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
+		drv.fail("", 0, 0);
+	}
+	sluice_cuda_feed_close(f);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	NOTHING_LEFT(self);
+	EXPECT_EQ(0, drv.violations());
+}
+
+/* A direct copy is begun and cannot be followed, and before it ends the context fails. */
+TEST_F(errors, a_direct_copy_fails_with_its_context)
+{
+	struct sluice_cuda_stats st = {.sz = sizeof(st)};
+	struct sluice_arena_usage u = {.sz = sizeof(u)};
+	struct CUstream_st *other;
+	struct sluice_batch *b;
+	void *dev;
+
+	start(_metadata, self);
+	other = gpu_stream();
+	dev = gpu_alloc(MIB);
+	ASSERT_EQ(0, batch_send(self->out, MIB, 1, 0));
+	ASSERT_EQ(0, sluice_channel_next(self->in, &b, 0));
+	drv.hold(true);
+	drv.fail("cuEventRecord", 1, CUDA_ERROR_INVALID_HANDLE);
+	gpu_busy(other, 50000);
+	drv.fault(other);
+	EXPECT_GT(0, sluice_cuda_copy(self->c, b, dev, MIB, self->s));
+	sluice_batch_release(b); /* it is ours, as after every failure */
+	ASSERT_EQ(0, sluice_cuda_stats(self->c, &st));
+	ASSERT_EQ(0, sluice_arena_usage(self->a, &u));
+	EXPECT_EQ(1, st.quarantined);
+	EXPECT_EQ(1, u.held);
+	drv.hold(false);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+}
+
 TEST_F(errors, a_kernel_fails_under_a_feed)
 {
 	struct sluice_cuda_stats st = {.sz = sizeof(st)};

@@ -103,7 +103,9 @@ def python_pipe_goes_through_sockets():
 def python_shared_memory_pays_by_faults():
     text, out = report("python3", f"{HERE}/job.py", "shm")
     payload = json.loads(out)["payload"]
-    match = re.search(r"verdict: most data moved through shared mappings, at the cost of (\d+)", text)
+    match = re.search(
+        r"verdict: most data moved through shared mappings, at the cost of (\d+)", text
+    )
     assert match, text
     # Each page is touched by the worker that fills it and by the trainer.
     assert int(match.group(1)) >= payload / 4096, text

@@ -176,7 +176,9 @@ class Channel:
             for name, v in views.items():
                 code = _FORMATS.get(v.format)
                 if code is None:
-                    raise TypeError("%r has buffer format %r, which has no dtype" % (name, v.format))
+                    raise TypeError(
+                        "%r has buffer format %r, which has no dtype" % (name, v.format)
+                    )
                 bits = 8 * v.itemsize
                 shape = v.shape if v.ndim else ()
                 dst = b.add(name, (code, bits), shape)

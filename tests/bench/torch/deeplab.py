@@ -15,7 +15,8 @@ class Bottleneck(nn.Module):
         super().__init__()
         b = 4 * width
         self.body = nn.Sequential(
-            *conv(a, width, 1), nn.ReLU(True), *conv(width, width, 3, stride, dilation), nn.ReLU(True),
+            *conv(a, width, 1), nn.ReLU(True),
+            *conv(width, width, 3, stride, dilation), nn.ReLU(True),
             *conv(width, b, 1),
         )  # fmt: skip
         self.side = nn.Sequential(*conv(a, b, 1, stride)) if a != b or stride > 1 else nn.Identity()

@@ -60,7 +60,8 @@ class Report:
     def goal(self, text, value, bound, met):
         self.rows.append({"goal": text, "value": value, "bound": bound, "met": bool(met)})
         print("%-6s %-44s %.3f, goal %s: %s"
-              % (self.name, text, value, bound, "met" if met else "NOT MET"), flush=True)  # fmt: skip
+              % (self.name, text, value, bound, "met" if met else "NOT MET"),
+              flush=True)  # fmt: skip
         self.save()
 
     def save(self, complete=False):

@@ -34,7 +34,8 @@ def first_batch(entries, workers, share):
 def main():
     r = Report("W8", entries=1200000, workers="1,4,8")
     a = r.args
-    entries = [("/data/train/n%08d/img_%07d.jpg" % (i % 1000, i), i % 1000) for i in range(a.entries)]
+    path = "/data/train/n%08d/img_%07d.jpg"
+    entries = [(path % (i % 1000, i), i % 1000) for i in range(a.entries)]
     ours = {}
     for workers in map(int, a.workers.split(",")):
         got = r.alternate(

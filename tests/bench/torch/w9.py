@@ -73,7 +73,8 @@ def by_hand(seconds):
     q, free = ctx.Queue(), ctx.Queue()
     for k in range(SEGMENTS):
         free.put(k)
-    p = ctx.Process(target=produce_segments, args=(q, free, [s.name for s in segments]), daemon=True)
+    names = [s.name for s in segments]
+    p = ctx.Process(target=produce_segments, args=(q, free, names), daemon=True)
     p.start()
     try:
         return timed(lambda: free.put(q.get()), seconds)

@@ -203,7 +203,9 @@ class Egress:
     def _check(self):
         for i, w in enumerate(self._workers):
             if w.exitcode is not None:
-                raise RuntimeError("egress worker %d (pid %d) ended with %d" % (i, w.pid, w.exitcode))
+                raise RuntimeError(
+                    "egress worker %d (pid %d) ended with %d" % (i, w.pid, w.exitcode)
+                )
 
     def _raise(self):
         failure, self._failure = self._failure, None

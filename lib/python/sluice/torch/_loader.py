@@ -104,7 +104,8 @@ class DataLoader(_Stock):
             ctx = self.multiprocessing_context
             if not is_ours(ctx):
                 method = ctx.get_start_method() if ctx else multiprocessing.get_start_method()
-                self.multiprocessing_context = context(method, pin=pin and torch.cuda.is_available())
+                pin = pin and torch.cuda.is_available()
+                self.multiprocessing_context = context(method, pin=pin)
 
     def _get_iterator(self):
         if self.num_workers == 0:

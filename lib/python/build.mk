@@ -43,6 +43,12 @@ check-python: python
 	$(Q)PYTHONPATH=$(B)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -X faulthandler -m pytest \
 		-q -p no:cacheprovider --tap $(B)/check/python.tap tests/python
 
+# The same tests with current torch, on a host that has a GPU.
+.PHONY: check-gpu check-python-gpu
+check-python-gpu: python
+	$(Q)$(if $(filter file,$(origin PYTHON)),,PYTHON=$(PYTHON)) tests/python/gpu.sh $(B)/gpu/results
+check-gpu: check-python-gpu
+
 # Stock and sluice in one run; the rows that need a GPU say so where there is none.
 .PHONY: bench-torch bench-torch-gpu
 bench-torch bench-torch-gpu: python

@@ -37,10 +37,17 @@ wheel:
 	$(Q)mkdir -p $(B)/wheel
 	$(Q)$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w $(B)/wheel ./lib/python
 
+# What Debian does not have and some tests want; without it they are skipped and say so.
+$(B)/pypi/torchdata:
+	$(call say,PIP,$@)
+	$(Q)$(PYTHON) -m pip install -q --no-deps --disable-pip-version-check --target $(B)/pypi \
+		torchdata==0.11.0 2>$(B)/pypi.log || \
+		echo "  NOTE    no torchdata from PyPI: $$(tail -n 1 $(B)/pypi.log)"
+
 .PHONY: check-python
-check-python: python
+check-python: python $(B)/pypi/torchdata
 	$(Q)mkdir -p $(B)/check
-	$(Q)PYTHONPATH=$(B)/python PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -X faulthandler -m pytest \
+	$(Q)PYTHONPATH=$(B)/python:$(B)/pypi PYTHONDONTWRITEBYTECODE=1 $(PYTHON) -X faulthandler -m pytest \
 		-q -p no:cacheprovider --tap $(B)/check/python.tap tests/python
 
 # The same tests with current torch, on a host that has a GPU.

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader as _Stock
+from typing_extensions import Self
+
+__all__ = ["CudaFeed", "DataLoader", "Egress", "arena_collate", "arena_empty", "record_stream"]
+
+_T_co = TypeVar("_T_co", covariant=True)
+_Tensors = torch.Tensor | Sequence[Any] | Mapping[Any, Any]
+
+# The arguments are those of the torch that is installed.
+class DataLoader(_Stock[_T_co]): ...
+
+class CudaFeed:
+    loader: Any
+    device: torch.device
+    depth: int
+    def __init__(
+        self, loader: Iterable[Any], device: str | torch.device = "cuda", depth: int = 2
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+class Egress:
+    def __init__(
+        self,
+        fn: Callable[[Any, Any], object],
+        workers: int = 2,
+        depth: int | None = None,
+        method: str = "spawn",
+    ) -> None: ...
+    def submit(self, tensors: _Tensors, tag: Any = None) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None: ...
+
+def arena_collate(batch: Sequence[Any]) -> Any: ...
+def arena_empty(shape: Iterable[int], dtype: torch.dtype = torch.float32) -> torch.Tensor: ...
+def record_stream(obj: Any, stream: torch.cuda.Stream) -> None: ...

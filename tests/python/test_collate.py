@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """What collate functions build stands in the extent, and stays while somebody has it."""
+import ctypes
 import gc
 
 import pytest
 from util import same
 
 import sluice
-from sluice import _core, _store
+from sluice import _core, _sluice, _store
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 import sluice.torch  # noqa: E402
+from sluice.torch import _collate  # noqa: E402
 
 N = 24
 
@@ -47,6 +49,35 @@ def ragged(samples):
 def grad(samples):
     w = torch.ones(2, requires_grad=True)
     return torch.stack([w, w]).detach() + len(samples)
+
+
+class LargeRows(Rows):
+    """Together they are larger than the caches, and copied by our own code."""
+
+    def __getitem__(self, i):
+        return torch.arange(700001) + i
+
+
+def large(samples):
+    return {
+        "rows": torch.stack(samples),
+        "after each other": torch.cat(samples),
+        "columns": torch.stack(samples, 1),
+        "odd": torch.cat([s[1 : 4096 + k] for k, s in enumerate(samples)]),
+        "strided": torch.stack([s[::3] for s in samples]),
+        "bytes": torch.cat([s.to(torch.uint8)[k:] for k, s in enumerate(samples)]),
+        "bool": torch.stack([s > 5 for s in samples]),
+    }
+
+
+def into_given(samples):
+    """What a collate function fills by hand, then reads."""
+    out = sluice.torch.arena_empty((4, 700001), torch.int64)
+    torch.stack(samples, out=out[:2])
+    torch.cat([out[0], out[1]], out=out[2:].view(-1))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.cat([out[1, 1:], out[0, :1]], out=out[0])
+    return out
 
 
 class Repeating:
@@ -86,6 +117,46 @@ def test_same_as_stock(fn, repeat, poison):
         gc.collect()
         n += 1
     assert n == len(want)
+
+
+@pytest.mark.parametrize("fn", [arena, large, into_given])
+def test_large_same_as_stock(fn, poison):
+    data = torch.utils.data.Subset(LargeRows(), range(10))
+    want = list(DataLoader(data, 2, collate_fn=fn))
+    loader = sluice.torch.DataLoader(data, 2, collate_fn=fn, num_workers=1)
+    for w, batch in zip(want, loader):
+        assert same(w, batch)
+        del batch
+
+
+def test_negative_and_conjugate_rows():
+    """Their memory is not what they are: not to be copied as it stands."""
+    rows = [torch.full((1 << 20,), 1 + 2j).conj() for _ in range(2)]
+    neg = [torch._neg_view(torch.ones(1 << 20)) for _ in range(2)]
+    q = sluice.Queue(4)
+    q.put(torch.zeros(1 << 22, dtype=torch.complex64))  # the size of what comes next
+    st = _store.store()
+    try:
+        for batch in (rows, neg):
+            out = _collate.arena_collate(batch)
+            assert _collate._large(out)
+            assert same(out, torch.stack([t.resolve_conj().resolve_neg() for t in batch]))
+    finally:
+        st.drop_extent()
+        q.close()
+
+
+def test_copy_parts():
+    src = bytes(range(251)) * 200
+    for start, sizes in ((0, (5, 0, 4096, 8191)), (3, (20000, 4100)), (61, (4095, 4097, 40000))):
+        a, b = ctypes.create_string_buffer(src, len(src)), ctypes.create_string_buffer(60000)
+        parts = [(ctypes.addressof(a) + 7 * k, n) for k, n in enumerate(sizes)]
+        assert _sluice.copy_parts(ctypes.addressof(b) + start, parts)
+        want = b"".join(src[7 * k : 7 * k + n] for k, n in enumerate(sizes))
+        assert b.raw[start : start + len(want)] == want
+        assert not any(b.raw[:start]) and not any(b.raw[start + len(want) :])
+        assert not _sluice.copy_parts(ctypes.addressof(a) + 1, parts), "it overlaps"
+        assert a.raw == src
 
 
 def _placed(samples):

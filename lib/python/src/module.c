@@ -218,6 +218,8 @@ static PyMethodDef methods[] = {
 	{"retired_take", py_retired_take, METH_NOARGS, "Batches that wait for the GPU, or None."},
 	{"fd_of", py_fd_of, METH_VARARGS, "fd_of(pid, fd): a duplicate of it"},
 	{"view_at", py_view_at, METH_VARARGS, "view_at(address, len): a View that keeps nothing"},
+	{"copy_parts", py_copy_parts, METH_VARARGS,
+	 "copy_parts(to, [(address, bytes), ...]): one after another"},
 	{"version", py_version, METH_NOARGS, "Of the library."},
 	{"fork_generation", py_fork_gen, METH_NOARGS, "Forks between the first import and here."},
 	{NULL},
@@ -240,6 +242,7 @@ PyMODINIT_FUNC PyInit__sluice(void)
 		return NULL;
 	if (view_type_init(mod) || plan_type_init(mod) || arena_type_init(mod) ||
 	    channel_type_init(mod) || batch_type_init(mod) || retired_type_init(mod) ||
+	    PyModule_AddIntConstant(mod, "COPY_PAST_BYTES", COPY_PAST_BYTES) ||
 	    pthread_atfork(NULL, NULL, fork_child)) {
 		Py_DECREF(mod);
 		return NULL;

@@ -243,11 +243,15 @@ uint64_t plan_bytes(PyObject *obj)
 	return pl->structure + pl->len;
 }
 
-static void item_copy(const struct item *it, char *base)
+static void item_copy(const struct item *it, char *base, bool past)
 {
 	char *dst = base + it->off;
 	uint64_t *pos = (uint64_t *)dst, at = 0;
 
+	if (it->src && past) {
+		copy_past(dst, it->src, it->len);
+		return;
+	}
 	if (it->src) {
 		memcpy(dst, it->src, it->len);
 		return;
@@ -295,7 +299,7 @@ int plan_write(PyObject *obj, void *base)
 	if (pl->end > GIL_KEEP_BYTES)
 		ts = PyEval_SaveThread();
 	for (size_t i = 0; i < pl->nitems; i++)
-		item_copy(&pl->items[i], base);
+		item_copy(&pl->items[i], base, pl->end >= COPY_PAST_BYTES);
 	if (pl->table)
 		memcpy((char *)base + sizeof(h), pl->table, (pl->table_n + 1) * sizeof(*pl->table));
 	memcpy((char *)base + pl->structure, pl->buf, pl->len);

@@ -64,6 +64,12 @@ void anchor_put(struct anchor *an);
 struct anchor *anchor_retired_take(void);
 void anchor_free(struct anchor *an);
 
+/* copy.c: memcpy() that leaves the caches alone, for batches of COPY_PAST_BYTES and more. */
+#define COPY_PAST_BYTES (8 << 20)
+
+void copy_past(void *to, const void *from, size_t len);
+PyObject *py_copy_parts(PyObject *mod, PyObject *args);
+
 /* pin.c */
 struct gpu_pin *gpu_pin_create(void *addr, size_t len);
 void gpu_pin_destroy(struct gpu_pin *pin);

@@ -5,6 +5,7 @@ import torch.overrides
 from torch.utils.data._utils import collate as _stock
 from torch.utils.data._utils import fetch as _fetch
 
+from .. import _sluice
 from .._codec import codec
 from .._store import store
 
@@ -31,29 +32,80 @@ def _out(shape, dtype):
     return t.view(dtype) if how[2] else t
 
 
-def _plain(t, first):
+def _large(out):
+    """Whether it stands in an extent whose copies are larger than the caches."""
+    ex = store().extent
     return (
-        type(t) is torch.Tensor
-        and t.layout is torch.strided
-        and t.device.type == "cpu"
-        and t.dtype is first.dtype
-        and t.shape == first.shape
+        ex is not None
+        and ex.capacity >= _sluice.COPY_PAST_BYTES
+        and ex.view.ptr <= out.data_ptr() < ex.view.ptr + ex.capacity
     )
 
 
+def _rows(tensors, size):
+    """[(address, bytes), ...] of tensors whose elements stand one after another, or None."""
+    rows = []
+    for t in tensors:
+        if not t.is_contiguous() or t.is_neg() or t.is_conj():
+            return None
+        rows.append((t.data_ptr(), t.numel() * size))
+    return rows
+
+
+def _fill(func, tensors, dim, out):
+    """torch.stack() or torch.cat() into memory of the extent; the shapes fit."""
+    if not dim and _large(out):
+        rows = _rows(tensors, out.element_size())
+        if rows and _sluice.copy_parts(out.data_ptr(), rows):
+            return out
+    return func(tensors, dim, out=out)
+
+
+def _shape(tensors, dim, new):
+    """The shape of plain tensors that are joined, or None if that is better left to torch."""
+    first = tensors[0]
+    dtype, ndim = first.dtype, first.dim()
+    shape = first.shape
+    total = len(tensors) if new else 0
+    for t in tensors:
+        if (
+            type(t) is not torch.Tensor
+            or t.layout is not torch.strided
+            or not t.is_cpu
+            or t.dtype is not dtype
+            or t.requires_grad
+        ):
+            return None
+        s = t.shape
+        if not new:
+            # Without the joined dimension all shapes are the same.
+            if len(s) != ndim:
+                return None
+            total += s[dim]
+            if s != shape and (s[:dim] != shape[:dim] or s[dim + 1 :] != shape[dim + 1 :]):
+                return None
+        elif s != shape:
+            return None
+    return (*shape[:dim], total, *shape[dim if new else dim + 1 :])
+
+
 def collate_tensor_fn(batch, *, collate_fn_map=None):
-    first = batch[0]
-    if not all(_plain(t, first) for t in batch):
+    plain = batch
+    if any(t.requires_grad for t in batch):
+        plain = [t.detach() for t in batch]
+    shape = _shape(plain, 0, True)
+    if shape is None:
         return _stock_tensor_fn(batch, collate_fn_map=collate_fn_map)
-    out = _out((len(batch), *first.shape), first.dtype)
+    out = _out(shape, batch[0].dtype)
     if out is None:
         return torch.stack(batch, 0)
     with torch.no_grad():
-        return torch.stack([t.detach() for t in batch], 0, out=out)
+        return _fill(torch.stack, plain, 0, out)
 
 
 def _joined(func, tensors, dim=0, **kw):
     """The result of torch.stack() or torch.cat() in the extent, or None."""
+    out = kw.pop("out", None)
     if kw or not isinstance(tensors, (list, tuple)) or not tensors:
         return None
     first = tensors[0]
@@ -64,29 +116,22 @@ def _joined(func, tensors, dim=0, **kw):
     if not -n <= dim < n:
         return None
     dim %= n
-    # Without the joined dimension all shapes are the same; a cat() of others is torch's business.
-    rest = list(first.shape)
-    total = len(tensors) if new else 0
-    if not new:
-        del rest[dim]
-    for t in tensors:
-        if (
-            type(t) is not torch.Tensor
-            or t.layout is not torch.strided
-            or t.device.type != "cpu"
-            or t.dtype is not first.dtype
-            or t.requires_grad
-            or t.dim() != first.dim()
-        ):
+    shape = _shape(tensors, dim, new)
+    if shape is None:
+        return None
+    if out is None:
+        out = _out(shape, first.dtype)
+        if out is None:
             return None
-        shape = list(t.shape)
-        if not new:
-            total += shape.pop(dim)
-        if shape != rest:
-            return None
-    rest.insert(dim, total)
-    out = _out(tuple(rest), first.dtype)
-    return None if out is None else func(tensors, dim, out=out)
+    elif (
+        type(out) is not torch.Tensor
+        or out.dtype is not first.dtype
+        or out.shape != shape
+        or not out.is_contiguous()
+        or out.requires_grad
+    ):
+        return None
+    return _fill(func, tensors, dim, out)
 
 
 _JOINS = {torch.stack, torch.cat} | {

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """sluice.Queue in the place of multiprocessing.Queue."""
+import collections
 import gc
 import os
 import pickle
@@ -337,3 +338,35 @@ def test_ctrl_c_in_get():
     with pytest.raises(KeyboardInterrupt):
         q.get(timeout=20)
     q.close()
+
+
+def test_lagging_consumer_makes_nothing_grow():
+    """One that lets go a little later than the producer needs it, as when the GPU copies."""
+    array = np.ones(1 << 20)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(_store, "PATIENCE_MIN", 5.0)
+        m.setattr(_store, "PATIENCE_MAX", 5.0)
+        m.setattr(_store, "_store", None)
+        q = sluice.Queue(16, timeout=5.0)
+        kept = collections.deque()
+
+        def lag():
+            # As many as the arena has room for, and one more while the producer waits.
+            time.sleep(0.2)
+            kept.popleft()
+
+        q.put(array)
+        kept.append(q.get())
+        arena = _store.store().arenas[0]
+        while arena.usage()["largest_free_bytes"] > array.nbytes + (1 << 16):
+            q.put(array)
+            kept.append(q.get())
+        for _ in range(4):
+            t = threading.Thread(target=lag)
+            t.start()
+            q.put(array)
+            kept.append(q.get())
+            t.join()
+        assert _store.store().arenas == [arena]
+        kept.clear()
+        q.close()

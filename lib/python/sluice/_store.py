@@ -17,6 +17,11 @@ ARENA_MIN = parse_bytes(os.environ.get("SLUICE_ARENA_MIN", "16M"))
 # An arena has room for so many objects of the size that made it necessary: what a loader's
 # prefetching keeps in flight for each worker, one that is being written, one that is in use.
 ARENA_OBJECTS = 4
+# Most of the time somebody is just about to let go.  Another arena is made when that was not so for
+# as long as making it takes: a consumer that lags (a busy bus, a slow step) then makes nothing
+# grow, and one that keeps what it gets costs at most twice the time.
+PATIENCE_MIN = 0.02
+PATIENCE_MAX = 2.0
 # Never take more than this part of what is free for one arena.
 MEMORY_SHARE = 4
 DATA_CAPACITY = 1024
@@ -84,6 +89,7 @@ class Store:
         self.extent = None
         self.spills = []  # (queue uid, descriptor) until a consumer has it
         self.full = 0
+        self.cost = 0.0  # seconds that making a byte of the last arena took
         self.gen = _sluice.fork_generation()
 
     def _channel(self, arena, uid):
@@ -97,10 +103,12 @@ class Store:
         for arena in self.arenas:
             try:
                 ch = self._channel(arena, uid)
-                batch = ch.begin(nbytes, 1, timeout if arena is self.arenas[0] else 0, alive)
+                batch = ch.begin(nbytes, 1, timeout, alive)
             except OSError as e:
                 if e.errno not in (errno.ETIMEDOUT, errno.E2BIG, errno.ENOSPC):
                     raise
+                if e.errno == errno.ETIMEDOUT:
+                    timeout = 0  # waited long enough; the others are only looked at
                 continue
             return (os.getpid(), arena.fd(), arena.data_fd(), arena.id), batch
         return None
@@ -114,22 +122,30 @@ class Store:
         else:
             return False
         try:
-            self.arenas.insert(0, Arena(size, flags=FLAGS, label="py-%d" % os.getpid()))
+            arena = Arena(size, flags=FLAGS, label="py-%d" % os.getpid())
         except OSError as e:
             if e.errno not in (errno.ENOMEM, errno.EPERM, errno.EMFILE):
                 raise
             return False
+        self.arenas.insert(0, arena)
+        self.cost = arena.info()["create_ns"] / 1e9 / size
         return True
 
-    def begin(self, uid, nbytes, timeout, alive=None, objects=ARENA_OBJECTS):
+    def _patience(self, nbytes, objects):
+        return min(max(self.cost * objects * nbytes, PATIENCE_MIN), PATIENCE_MAX)
+
+    def begin(self, uid, nbytes, timeout, alive=None, objects=ARENA_OBJECTS, patient=False):
         """(source, batch being written), or None if there is no room within the timeout.
 
         objects: how many of this size will be on their way at a time, for the first arena.
+        patient: wait before another arena is made, whatever the timeout.
         """
         got = self._try(uid, nbytes, 0)
         if got is None and self.arenas:
-            # Most of the time somebody is just about to let go.
-            got = self._try(uid, nbytes, 0.02 if timeout is None else min(timeout, 0.02), alive)
+            wait = self._patience(nbytes, objects)
+            if timeout is not None and not patient:
+                wait = min(timeout, wait)
+            got = self._try(uid, nbytes, wait, alive)
         if got is None and self._grow(nbytes, objects, 1 if not self.arenas else 2):
             got = self._try(uid, nbytes, 0)
         if got is None and self.arenas:
@@ -143,7 +159,7 @@ class Store:
         ex = self.extent
         if ex is None and self.hint is not None:
             uid, nbytes = self.hint
-            got = self.begin(uid, nbytes, 0)
+            got = self.begin(uid, nbytes, 0, patient=True)
             if got is None:
                 return None
             ex = self.extent = Extent(got[1], got[0], nbytes)

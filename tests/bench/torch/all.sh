@@ -24,12 +24,12 @@ workload()
 
 : >"$out/log"
 workload 40 w1 --rounds 2 --seconds 0.7
-workload 40 w2 --rounds 3 --seconds 1 --workers "$workers"
-workload 160 w3 --rounds 2 --seconds 2 --workers "$workers"
-workload 50 w4 --rounds 2 --seconds 2 --workers "$workers"
+workload 30 w2 --rounds 3 --seconds 1 --workers "$workers"
+workload 165 w3 --rounds 2 --seconds 2 --workers "$workers"
+workload 55 w4 --rounds 2 --seconds 2 --workers "$workers"
 workload 50 w6 --rounds 1 --seconds 4 --workers "$workers"
-workload 75 w7 --rounds 1 --seconds 4
-workload 90 w8 --rounds 1 --workers "1,$workers"
+workload 90 w7 --rounds 1
+workload 75 w8 --rounds 1 --workers "1,$workers"
 workload 35 w9 --rounds 2 --seconds 0.7
 cat "$out/log"
 exit $status

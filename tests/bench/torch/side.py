@@ -57,11 +57,21 @@ class Report:
         self.save()
         return {k: statistics.median(v) for k, v in got.items() if v}
 
-    def goal(self, text, value, bound, met):
-        self.rows.append({"goal": text, "value": value, "bound": bound, "met": bool(met)})
-        print("%-6s %-44s %.3f, goal %s: %s"
-              % (self.name, text, value, bound, "met" if met else "NOT MET"),
-              flush=True)  # fmt: skip
+    def goal(self, text, value, least=None, limit=None, limited_by=None, most=None):
+        """A ratio that should be at least `least`, or at most `most`.
+
+        limit: what the same ratio would be for something that only does what `limited_by` says,
+        measured in this run.  Where that is below the goal, nothing could meet it on this host.
+        """
+        bound = ">= %g" % least if most is None else "<= %g" % most
+        met = value >= least if most is None else value <= most
+        row = {"goal": text, "value": value, "bound": bound, "met": bool(met)}
+        said = "met" if row["met"] else "NOT MET"
+        if limit is not None:
+            row.update({"limit": limit, "limited_by": limited_by})
+            said += "; %s: %.3f" % (limited_by, limit)
+        self.rows.append(row)
+        print("%-6s %-44s %.3f, goal %s: %s" % (self.name, text, value, bound, said), flush=True)
         self.save()
 
     def save(self, complete=False):

@@ -14,10 +14,10 @@ def main():
         got[text] = r.alternate(pair(Tokens(text), a.seconds, **kw), "batches/s", payload=what)
         ratio = got[text]["sluice"] / got[text]["stock"]
         least = 4 if text else 3
-        r.goal("%s / stock" % what, ratio, ">= %d" % least, ratio >= least)
+        r.goal("%s / stock" % what, ratio, least)
     ids, raw = a.batch * 2048 * 8, a.batch * (2048 * 8 + 8192)
     per_byte = got[True]["sluice"] * raw / (got[False]["sluice"] * ids)
-    r.goal("bytes/s with text / ids only", per_byte, ">= 0.9", per_byte >= 0.9)
+    r.goal("bytes/s with text / ids only", per_byte, 0.9)
     r.finish()
 
 

@@ -28,6 +28,7 @@ export FUZZ_SECONDS ?= 60
 .PHONY: check-kmod check-kernels check-kmod-debug
 check-kmod check-kernels check-kmod-debug: export LIB_SUITES := $(KMOD_LIB_SUITES)
 check-kmod check-kernels check-kmod-debug: $(addprefix $(B)/test/,$(KMOD_LIB_SUITES))
+check-kmod check-kernels check-kmod-debug: $(B)/sluice $(B)/test/tools/holder
 check-kmod: $(B)/kmod/6.1/sluice.ko $(B)/kmod/6.12/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod 6.1 6.12
 

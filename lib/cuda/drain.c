@@ -359,6 +359,7 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 {
 	struct flight *f = &d->flights[(d->head + d->count) % d->depth];
 	uint64_t *word, value;
+	bool ended;
 	CUresult r;
 	int ret;
 
@@ -381,8 +382,8 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 		return 0;
 	/* Some of it may be under way: nothing is taken back before that has ended. */
 	ret = cuda_broken(d->c, r, "cannot copy tensors from the device");
-	if (atomic_load(&d->c->health) == CUDA_HEALTHY &&
-	    d->c->cu->StreamSynchronize(d->stream) == CUDA_SUCCESS) {
+	ended = d->c->cu->StreamSynchronize(d->stream) == CUDA_SUCCESS;
+	if (atomic_load(&d->c->health) == CUDA_HEALTHY && ended) {
 		b = cuda_ticket_take(f->ticket);
 		if (b && sluice_batch_unpost(b) == 0)
 			sluice_batch_abort(b);
@@ -393,6 +394,9 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 		f->ticket = NULL;
 		return ret;
 	}
+	/* Its event may never have been recorded and would say that it has arrived. */
+	if (!ended && atomic_load(&d->c->health) == CUDA_HEALTHY)
+		atomic_store(&d->c->health, CUDA_STICKY);
 	return drain_failed(d, ret);
 }
 

@@ -8,8 +8,8 @@
 #include <time.h>
 
 #define ARENA_BYTES (256 << 20)
-#define BATCH_BYTES (32 << 20)
-#define BATCHES	    24
+#define BATCH_BYTES (16 << 20)
+#define BATCHES	    16
 #define WARM	    4 /* batches before the clock starts: buffers are there, both copies are queued */
 #define TIMEOUT_NS  5000000000ULL
 

@@ -13,7 +13,7 @@ struct cuda_link {
 };
 
 /*
- * Measure device 0: registers an arena of 256 MiB, feeds the device batches of 32 MiB and drains these
+ * Measure device 0: registers an arena of 256 MiB, feeds the device batches of 16 MiB and drains these
  * into the arena again.  Creates the context, which takes a second.  0, or a negative errno with the
  * sentence in @why.
  */

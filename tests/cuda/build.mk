@@ -102,7 +102,20 @@ $(B)/gpu/gpu_all.sh: tests/cuda/gpu_all.sh
 	$(Q)mkdir -p $(@D)
 	$(Q)cp $< $@
 
-.PHONY: gpu check-gpu bench-gpu
+# compute-sanitizer, for hosts that have none: from NVIDIA's package for Python, which only carries it.
+SANITIZER := nvidia-cuda-sanitizer-api<13.1
+$(B)/gpu/sanitizer/compute-sanitizer:
+	$(call say,GET,$@)
+	$(Q)rm -rf $(@D) && mkdir -p $(@D)/wheel
+	$(Q)python3 -m pip -q download --no-deps -d $(@D)/wheel '$(SANITIZER)'
+	$(Q)python3 -m zipfile -e $(@D)/wheel/*.whl $(@D)/wheel
+	$(Q)mv $(@D)/wheel/nvidia/cu*/bin/* $(@D)/wheel/nvidia/cu*/lib/*Target* \
+		$(@D)/wheel/nvidia/cu*/lib/*Placeholder* $(@D)/wheel/nvidia/cu*/lib/*public* $(@D)
+	$(Q)chmod +x $@
+	$(Q)rm -rf $(@D)/wheel
+
+.PHONY: gpu gpu-sanitizer check-gpu bench-gpu
+gpu-sanitizer: $(B)/gpu/sanitizer/compute-sanitizer
 gpu: $(GPU_PROGRAMS) $(B)/gpu/gpu_all.sh
 check-gpu: gpu
 	$(Q)$(B)/gpu/gpu_all.sh $(B)/gpu/results check

@@ -40,6 +40,19 @@ suite()
 	grep '^not ok' "$out/gpu-$name.tap" | tee -a "$log"
 }
 
+# memcheck NAME COMMAND...: what compute-sanitizer finds.
+memcheck()
+{
+	name=$1
+	shift
+	timeout -k 5 60 "$memcheck" --error-exitcode 9 "$@" >"$out/gpu-memcheck-$name.txt" 2>&1
+	ret=$?
+	grep -q 'ERROR SUMMARY: 0 errors' "$out/gpu-memcheck-$name.txt" || status=1
+	[ $ret -eq 0 ] || status=1
+	say "memcheck of $name: exit status $ret," \
+		"$(grep 'ERROR SUMMARY' "$out/gpu-memcheck-$name.txt")"
+}
+
 if ! nvidia-smi -L >/dev/null 2>&1; then
 	say "no GPU here: nvidia-smi finds none"
 	exit 1
@@ -72,14 +85,15 @@ if [ "$what" != bench ]; then
 	else
 		say "pump: skipped, the program was not built"
 	fi
-	memcheck=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+	# What "make gpu-sanitizer" has fetched, or that of the host.
+	memcheck=$bin/sanitizer/compute-sanitizer
+	[ -x "$memcheck" ] ||
+		memcheck=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 	if [ -x "$memcheck" ]; then
 		# The suites start CUDA some forty times, which takes too long under the checker.
-		timeout -k 5 60 "$memcheck" --error-exitcode 9 "$bin/roundtrip" \
-			>"$out/gpu-memcheck.txt" 2>&1
-		ret=$?
-		[ $ret -eq 0 ] || status=1
-		say "memcheck: exit status $ret, $(grep 'ERROR SUMMARY' "$out/gpu-memcheck.txt")"
+		memcheck roundtrip "$bin/roundtrip"
+		[ ! -x "$bin/sluice" ] || memcheck pump "$bin/sluice" pump --gpu 0 --producers 2 \
+			--max-bytes 30M /usr/bin
 	else
 		say "memcheck: skipped, there is no compute-sanitizer here"
 	fi

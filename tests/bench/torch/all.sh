@@ -31,5 +31,6 @@ workload 50 w6 --rounds 1 --seconds 4 --workers "$workers"
 workload 90 w7 --rounds 1
 workload 75 w8 --rounds 1 --workers "1,$workers"
 workload 35 w9 --rounds 2 --seconds 0.7
+"$python" "$here/plot.py" "$out"/*.json >>"$out/log" 2>&1 || status=1
 cat "$out/log"
 exit $status

@@ -151,15 +151,16 @@ class _Counters:
         self.out, self.err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
         command = [found, "stat", "--json", "-i", "0.1", "-l", _sluice.__file__]
         self.process = subprocess.Popen(command, stdout=self.out, stderr=self.err)
-        if self.look() is None:
+        # Programs are checked by the kernel when they are loaded, which may take a while.
+        if self.look(60) is None:
             self.err.seek(0)
             self.why = (self.err.read().strip() or "sluice stat says nothing").splitlines()[0]
             self.close()
 
-    def look(self):
+    def look(self, patience=20):
         """{medium: bytes} of this process so far, at least as new as this call; None at the end."""
         have = self._lines()
-        until = time.monotonic() + 20
+        until = time.monotonic() + patience
         while len(self._lines()) < len(have) + 2 and self.process.poll() is None:
             if time.monotonic() > until:
                 return None
@@ -177,7 +178,7 @@ class _Counters:
 
     def _lines(self):
         self.out.seek(0)
-        return self.out.read().split("\n")[:-1]
+        return [line for line in self.out.read().split("\n")[:-1] if line]
 
     def close(self):
         if self.process is not None and self.process.poll() is None:

@@ -4,7 +4,7 @@
 # all.sh DIRECTORY - every workload, stock and sluice side by side; JSON and a log into DIRECTORY
 #
 # Each workload has a time limit of its own, so that all of them end within nine minutes whatever
-# one of them does.  PYTHON chooses the interpreter, PYTHONPATH says where the package is.
+# one of them does; calls comes last and may be cut off, it needs no GPU.  PYTHON chooses the interpreter, PYTHONPATH says where the package is.
 set -u
 out=${1:?usage: all.sh DIRECTORY}
 here=$(dirname "$0")
@@ -31,6 +31,7 @@ workload 50 w6 --rounds 1 --seconds 4 --workers "$workers"
 workload 90 w7 --rounds 1
 workload 75 w8 --rounds 1 --workers "1,$workers"
 workload 35 w9 --rounds 2 --seconds 0.7
+workload 180 calls --rounds 1 --few 5 --many 20
 "$python" "$here/plot.py" "$out"/*.json >>"$out/log" 2>&1 || status=1
 cat "$out/log"
 exit $status

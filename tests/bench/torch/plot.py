@@ -20,6 +20,7 @@ TITLES = {
     "W7": "W7: DeepLabV3 output, 1.41 GB a step",
     "W8": "W8: 1.2 million entries to spawned workers, time to the first batch",
     "W9": "W9: payloads of 32 MiB",
+    "peers": "W9: payloads of 32 MiB, through what others have",
     "calls": "System calls a batch",
 }
 STYLE = """<style>
@@ -32,7 +33,7 @@ text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#444c56
 </style>
 """
 # What a row may have besides what tells it from the others of its kind.
-FIELDS = {"form", "unit", "median", "values", "skipped"}
+FIELDS = {"form", "unit", "median", "values", "skipped", "calls", "version"}
 
 
 def panels(rows):

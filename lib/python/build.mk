@@ -56,10 +56,21 @@ check-python-gpu: python
 	$(Q)$(if $(filter file,$(origin PYTHON)),,PYTHON=$(PYTHON)) tests/python/gpu.sh $(B)/gpu/results
 check-gpu: check-python-gpu
 
+# What bench-torch compares with, as far as it can be had: a row whose peer is missing says so.
+$(B)/peers/bin/python:
+	$(call say,PIP,$(B)/peers)
+	$(Q)$(PYTHON) -m venv --system-site-packages $(B)/peers.new && \
+	for p in spdl-core iceoryx2 ray; do \
+		$(B)/peers.new/bin/pip install -q --disable-pip-version-check $$p 2>>$(B)/peers.log || \
+		echo "  NOTE    no $$p from PyPI: $$(tail -n 1 $(B)/peers.log)"; \
+	done
+	$(Q)mv $(B)/peers.new $(B)/peers
+
 # Stock and sluice in one run; the rows that need a GPU say so where there is none.
 .PHONY: bench-torch bench-torch-gpu
+bench-torch: $(B)/peers/bin/python
 bench-torch bench-torch-gpu: python
-	$(Q)PYTHONPATH=$(abspath $(B)/python) PYTHON=$(PYTHON) tests/bench/torch/all.sh $(B)/bench/torch
+	$(Q)PYTHONPATH=$(abspath $(B)/python) PYTHON=$(PYTHON) PEERS=$(B)/peers/bin/python tests/bench/torch/all.sh $(B)/bench/torch
 
 ifneq ($(wildcard $(PY_INC)/Python.h),)
 ALL += python

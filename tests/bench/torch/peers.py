@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+"""W9's items of 32 MiB through what others have: SPDL's pool, Ray's object store, iceoryx2, torch.
+
+A peer that is not installed, or that does not work here, has a row that says why.  Every
+measurement is a process of its own, so none finds what another left behind.
+"""
+import functools
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+
+# As in W9: a fresh tensor shall not cost more in page faults than the way to hand it over.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+import w9  # noqa: E402
+from side import Report  # noqa: E402
+from w9 import BYTES, payload, timed  # noqa: E402
+
+KINDS = ("bytes", "numpy", "torch")
+PACKAGES = {"SPDL": "spdl-core", "Ray": "ray", "iceoryx2": "iceoryx2"}
+
+
+class Source:
+    """What SPDL's worker iterates over."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __iter__(self):
+        obj = payload(self.kind)
+        while True:
+            yield obj.clone() if self.kind == "torch" else obj
+
+
+def spdl(kind, seconds):
+    from spdl.pipeline import SharedMemorySegmentPool, iterate_in_subprocess
+
+    pool = SharedMemorySegmentPool(BYTES + 4096, w9.SEGMENTS)
+    items = iterate_in_subprocess(
+        functools.partial(Source, kind), buffer_size=4, mp_context="fork", daemon=True, arena=pool
+    )
+    it = iter(items)
+    try:
+        return timed(lambda: next(it), seconds)
+    finally:
+        pool.close()
+        pool.unlink()
+
+
+def ray(kind, seconds):
+    import ray
+
+    ray.init(
+        num_cpus=2, include_dashboard=False, object_store_memory=16 * BYTES, log_to_driver=False,
+        logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
+    )  # fmt: skip
+    try:
+
+        @ray.remote(num_cpus=1)
+        class Producer:
+            def __init__(self):
+                self.obj = payload(kind)
+
+            def make(self):
+                return self.obj.clone() if kind == "torch" else self.obj
+
+        producer = Producer.remote()
+        flying = [producer.make.remote() for _ in range(4)]
+
+        def get():
+            flying.append(producer.make.remote())
+            return ray.get(flying.pop(0))
+
+        return timed(get, seconds)
+    finally:
+        ray.shutdown()
+
+
+def _iceoryx_service(name):
+    import ctypes
+
+    import iceoryx2 as iox2
+
+    iox2.set_log_level(iox2.LogLevel.Fatal)
+    node = iox2.NodeBuilder.new().create(iox2.ServiceType.Ipc)
+    service = (
+        node.service_builder(iox2.ServiceName.new(name))
+        .publish_subscribe(iox2.Slice[ctypes.c_uint8])
+        .subscriber_max_buffer_size(4)
+        .enable_safe_overflow(False)
+        .open_or_create()
+    )
+    return iox2, node, service
+
+
+def _iceoryx_produce(name, kind):
+    import ctypes
+
+    iox2, _, service = _iceoryx_service(name)
+    publisher = (
+        service.publisher_builder()
+        .initial_max_slice_len(BYTES)
+        .backpressure_strategy(iox2.BackpressureStrategy.RetryUntilDelivered)
+        .create()
+    )
+    obj = payload(kind)
+    while True:
+        src = obj.clone().numpy() if kind == "torch" else obj
+        address = src if kind == "bytes" else src.ctypes.data
+        sample = publisher.loan_slice_uninit(BYTES)
+        ctypes.memmove(sample.payload().as_ptr(), address, BYTES)
+        sample.assume_init().send()
+
+
+def iceoryx2(kind, seconds):
+    import multiprocessing
+
+    name = "sluice-bench-%d" % os.getpid()
+    # Before the library is used here: it may have threads, which a fork does not take along.
+    import iceoryx2  # noqa: F401
+
+    p = multiprocessing.get_context("spawn").Process(
+        target=_iceoryx_produce, args=(name, kind), daemon=True
+    )
+    p.start()
+    _, _, service = _iceoryx_service(name)
+    subscriber = service.subscriber_builder().create()
+
+    def get():
+        # Its samples announce themselves by nothing but being there.
+        while True:
+            sample = subscriber.receive()
+            if sample is not None:
+                sample.delete()
+                return
+            time.sleep(0)
+
+    try:
+        return timed(get, seconds)
+    finally:
+        p.kill()
+        p.join()
+
+
+def by_hand(kind, seconds):
+    return w9.by_hand(seconds)
+
+
+def torch_queue(strategy, kind, seconds):
+    import torch.multiprocessing
+
+    torch.multiprocessing.set_sharing_strategy(strategy)
+    return w9.through(torch.multiprocessing.get_context("fork"), kind, seconds)
+
+
+def stock(kind, seconds):
+    import multiprocessing
+
+    return w9.through(multiprocessing.get_context("fork"), kind, seconds)
+
+
+def ours(kind, seconds):
+    import sluice
+
+    return w9.through(sluice.context("fork"), kind, seconds)
+
+
+FORMS = {
+    "multiprocessing.Queue": stock,
+    "torch, file_descriptor": functools.partial(torch_queue, "file_descriptor"),
+    "torch, file_system": functools.partial(torch_queue, "file_system"),
+    "shared_memory by hand": by_hand,
+    "SPDL": spdl,
+    "Ray": ray,
+    "iceoryx2": iceoryx2,
+    "sluice": ours,
+}
+# What is for some kinds only.
+ONLY = {
+    "multiprocessing.Queue": ("bytes", "numpy"),
+    "torch, file_descriptor": ("torch",),
+    "torch, file_system": ("torch",),
+    "shared_memory by hand": ("numpy",),
+}
+
+
+def one(form, kind, seconds, limit):
+    """A rate from a process of its own; ImportError with the reason where there is none."""
+    if form in PACKAGES:
+        try:
+            importlib.metadata.version(PACKAGES[form])
+        except importlib.metadata.PackageNotFoundError:
+            raise ImportError("%s is not installed" % PACKAGES[form])
+    command = [sys.executable, os.path.abspath(__file__), "--one", form, kind, str(seconds)]
+    p = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = p.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise ImportError("no result within %d s" % limit)
+    finally:
+        try:
+            os.killpg(p.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        p.wait()
+    for line in out.splitlines():
+        if line.startswith("rate "):
+            return float(line.split()[1])
+        if line.startswith("skip "):
+            raise ImportError(line[5:])
+    raise ImportError((err.strip() or "it said nothing").splitlines()[-1][:200])
+
+
+def main():
+    if sys.argv[1:2] == ["--one"]:
+        form, kind, seconds = sys.argv[2:5]
+        try:
+            print("rate %r" % FORMS[form](kind, float(seconds)), flush=True)
+        except ImportError as e:
+            print("skip %s" % e, flush=True)
+        return
+    r = Report("peers", seconds=1.0, limit=60)
+    a = r.args
+    for kind in KINDS:
+        forms = {
+            form: functools.partial(one, form, kind, a.seconds, a.limit)
+            for form in FORMS
+            if kind in ONLY.get(form, KINDS)
+        }
+        got = r.alternate(forms, "MB/s", payload=kind)
+        if "SPDL" in got and "sluice" in got:
+            ratio = got["sluice"] / got["SPDL"]
+            r.goal("%s / SPDL" % kind, ratio, "> 1", ratio > 1)
+    for form, package in PACKAGES.items():
+        for row in r.rows:
+            if row.get("form") == form and "median" in row:
+                row["version"] = importlib.metadata.version(package)
+    r.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -57,7 +57,8 @@ class _Torch:
         from torch.utils.dlpack import from_dlpack
 
         self.torch = torch
-        self.from_dlpack = from_dlpack
+        # The function without its wrapper, which asks every argument what it is.
+        self.from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
         self.exact = (torch.Tensor, torch.nn.Parameter)
         self.dtypes = {}
         self.viewed = [None]
@@ -70,7 +71,7 @@ class _Torch:
                 self.dtypes[dt] = (1 if bits == 8 else 0, bits, len(self.viewed) - 1)
 
     def make(self, capsule, extra):
-        t = self.from_dlpack(capsule)
+        t = self.from_capsule(capsule)
         view = extra & _DTYPE_MASK
         if view:
             t = t.view(self.viewed[view])
@@ -90,7 +91,7 @@ class _Torch:
         for d in reversed(shape):
             strides.insert(0, n)
             n *= max(d, 1)
-        return self.from_dlpack(v.cast((code, bits), shape, tuple(strides)).__dlpack__())
+        return self.from_capsule(v.cast((code, bits), shape, tuple(strides)).__dlpack__())
 
     def refuse(self, t):
         """Why a tensor cannot travel, or None."""
@@ -253,12 +254,14 @@ class Codec:
     def __init__(self):
         self.kinds = {}
         self._torch = None
+        self.plain_tensor = None  # once torch is there: a tensor over a DLPack capsule
         self.owners = []
 
     @property
     def torch(self):
         if self._torch is None and "torch" in sys.modules:
             self._torch = _Torch()
+            self.plain_tensor = self._torch.from_capsule
         return self._torch
 
     # ------------------------------------------------------------------ encoding

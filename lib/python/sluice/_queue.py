@@ -30,7 +30,7 @@ ROOM_TIMEOUT = 1.0
 # A queue that holds more large objects than this gets arenas as it fills.
 ARENA_OBJECTS_MAX = 16
 
-_INLINE, _STORED, _SPILLED = 0, 1, 2
+_INLINE, _STORED, _SPILLED = 0, 1, 2  # enum wire_tag
 
 # Consuming too: an object that is put after the death of every reader waits for the next one.
 _TX = PRODUCE | CONSUME | KEEP_OPEN
@@ -75,14 +75,12 @@ def _control_channel(name, capacity):
     return arena, arena._channel(name, create=True, capacity=capacity, flags=_TX)
 
 
-_Adopted = collections.namedtuple("_Adopted", "ref batch channel descriptor extent")
-
-
 def _extent_of(array):
     """Where its elements stand: changes when an adopted tensor is resized or replaced in place."""
-    if hasattr(array, "data_ptr"):
-        return array.data_ptr(), tuple(array.shape), tuple(array.stride()), array.requires_grad
-    return array.ctypes.data, array.shape, array.strides, array.dtype
+    try:
+        return array.data_ptr(), array.shape, array.stride(), array.requires_grad
+    except AttributeError:
+        return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 class _Handover:
@@ -164,11 +162,14 @@ class Queue:
         self._gen = _sluice.fork_generation()
         self._rx = None
         self._sources = {}
+        self._known = {}  # the messages that name them
+        self._stays = False
         self._backlog = collections.deque()
         self._feeder = None
         self._lock = threading.Lock()
         self._counts = collections.Counter()
         self._adopted = {}
+        self._handed_over = 0
         self._closed = False
         self._join = True
 
@@ -210,19 +211,30 @@ class Queue:
         key = id(shared)
         ref = weakref.ref(shared, lambda _: self._adopted.pop(key, None))
         channel = st.channels[source[3], self._uid]
-        self._adopted[key] = _Adopted(
-            ref, batch, channel, _sluice.encode(source, codec), _extent_of(shared)
-        )
+        descriptor = _sluice.encode(source, codec)
+        self._adopted[key] = ref, batch, channel, descriptor, _extent_of(shared)
         return shared
 
     def _put_adopted(self, obj, block, timeout):
         """Whether obj is one that was adopted and still is what it was then."""
         entry = self._adopted.get(id(obj))
-        if entry is None or entry.ref() is not obj or entry.extent != _extent_of(obj):
+        if entry is None:
             return False
-        self._counts["handed over"] += 1
-        handover = _Handover(entry.channel, entry.batch)
-        self._send(entry.descriptor, _STORED, handover, block, timeout)
+        ref, batch, channel, descriptor, extent = entry
+        if ref() is not obj or extent != _extent_of(obj):
+            return False
+        self._handed_over += 1
+        if not self._maxsize or self._tx is None:
+            self._send(descriptor, _STORED, _Handover(channel, batch), block, timeout)
+            return True
+        if not self._stays:
+            self._stay_at_exit()
+        if not block:
+            timeout = 0
+        try:
+            self._tx.put_shared(descriptor, _STORED, timeout, _alive, channel, batch)
+        except TimeoutError:
+            raise Full from None
         return True
 
     def put(self, obj, block=True, timeout=None):
@@ -298,7 +310,7 @@ class Queue:
         self._send(_sluice.encode(ref, codec), _SPILLED, None, block, timeout)
 
     def _send(self, plan, tag, batch, block, timeout):
-        if tag != _INLINE:
+        if tag != _INLINE and not self._stays:
             self._stay_at_exit()
         if self._maxsize:
             try:
@@ -352,46 +364,44 @@ class Queue:
         self._enter()
         if self._rx is None:
             self._open_rx()
-        try:
-            batch = self._next(block, timeout)
-        except TimeoutError:
-            raise Empty from None
-        tag = batch.tag
-        msg = batch.decode(codec, True)
-        if tag == _INLINE:
-            return msg
-        if tag == _STORED:
-            return self._take(*msg)
-        return self._take_spilled(*msg)
+        if not block:
+            timeout = 0
+        if self._pin:
+            return self._get_pinned(timeout)
+        return self._rx.take(self._known, codec, timeout, _alive, self._first, Empty)
 
     def get_nowait(self):
         return self.get(False)
 
-    def _next(self, block, timeout):
-        if not block:
-            timeout = 0
-        if not self._pin:
-            return self._rx.next(timeout, _alive)
+    def _get_pinned(self, timeout):
         # Extents are given back when the GPU has read them, which nobody reports: look.
         deadline = None if timeout is None else time.monotonic() + timeout
         while _gpu.drain():
             left = 0.001 if deadline is None else min(0.001, deadline - time.monotonic())
             try:
-                return self._rx.next(left, _alive)
-            except TimeoutError:
+                return self._rx.take(self._known, codec, left, _alive, self._first, Empty)
+            except Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
-        return self._rx.next(left, _alive)
+        return self._rx.take(self._known, codec, left, _alive, self._first, Empty)
 
-    def _take(self, pid, fd, data_fd, arena_id):
+    def _first(self, tag, message, value):
+        """The object that a message means, where C has not seen the like of it before."""
+        if tag == _STORED:
+            return self._take(message, *value)
+        return self._take_spilled(*value)
+
+    def _take(self, message, pid, fd, data_fd, arena_id):
         ch = self._sources.get(arena_id)
         if ch is None:
             ch = self._attach(pid, fd, data_fd, arena_id)
+        self._known[message] = ch
         try:
             batch = ch.next(None, _alive)
         except OSError as e:
             self._sources.pop(arena_id, None)
+            self._known.pop(message, None)
             raise OSError(
                 e.errno, "process %d died while it sent an object: %s" % (pid, e.strerror)
             ) from e
@@ -420,6 +430,7 @@ class Queue:
             if not t["producers"] and not t["queued"]:
                 ch.close()
                 del self._sources[arena_id]
+                self._known = {m: c for m, c in self._known.items() if c is not ch}
 
     def _take_spilled(self, pid, fd, nbytes):
         mine = _sluice.fd_of(pid, fd)
@@ -451,7 +462,10 @@ class Queue:
         self._enter()
         if self._rx is None:
             self._open_rx()
-        return {**self._rx.totals(), "objects": dict(self._counts)}
+        counts = dict(self._counts)
+        if self._handed_over:
+            counts["handed over"] = self._handed_over
+        return {**self._rx.totals(), "objects": counts}
 
     def close(self):
         """This process neither puts nor gets any more."""
@@ -469,6 +483,7 @@ class Queue:
         for ch in self._sources.values():
             ch.close()
         self._sources = {}
+        self._known = {}
         if self._tx is None:
             return
         if self._opid != os.getpid():
@@ -495,6 +510,7 @@ class Queue:
 
         As with multiprocessing.Queue, the process that created the queue does not wait.
         """
+        self._stays = True
         if not self._join or self._opid == os.getpid():
             return
         _staying.add(self._uid)

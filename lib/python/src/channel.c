@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 #include "pysluice.h"
+#include "wire.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -172,6 +173,19 @@ static bool wait_goes_on(int rc, uint64_t deadline, PyObject *alive)
 	return r;
 }
 
+static int next_wait(struct py_channel *self, struct sluice_batch **b, uint64_t deadline,
+		     PyObject *alive)
+{
+	int rc = sluice_channel_next(self->ch, b, 0);
+
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_channel_next(self->ch, b, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+	}
+	return rc == -EINTR || rc == -EAGAIN ? -ETIMEDOUT : rc;
+}
+
 static PyObject *channel_next(struct py_channel *self, PyObject *args)
 {
 	PyObject *timeout = Py_None, *alive = Py_None, *out = NULL;
@@ -183,17 +197,165 @@ static PyObject *channel_next(struct py_channel *self, PyObject *args)
 		return NULL;
 	if (!channel_enter(self, deadline))
 		return NULL;
-	rc = sluice_channel_next(self->ch, &b, 0);
-	while (rc && wait_goes_on(rc, deadline, alive)) {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = sluice_channel_next(self->ch, &b, deadline_slice(deadline));
-		Py_END_ALLOW_THREADS;
-	}
+	rc = next_wait(self, &b, deadline, alive);
 	if (!rc)
 		out = batch_new_held(self->ar, b);
 	else if (!PyErr_Occurred())
-		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+		raise_errno(rc);
 	channel_leave(self);
+	return out;
+}
+
+/* The object in the next batch of a producer's arena, or NULL without an exception. */
+static PyObject *take_stored(struct py_channel *self, PyObject *codec, PyObject *alive)
+{
+	struct sluice_tensor t = {.sz = sizeof(t)};
+	struct sluice_batch *b;
+	PyObject *out = NULL;
+	struct anchor *an;
+	int rc;
+
+	if (!channel_enter(self, SLUICE_FOREVER))
+		return NULL;
+	rc = next_wait(self, &b, SLUICE_FOREVER, alive);
+	an = rc ? NULL : anchor_new(ANCHOR_BATCH, self->ar);
+	channel_leave(self);
+	if (rc)
+		return NULL;
+	if (!an) {
+		sluice_batch_release(b);
+		return PyErr_NoMemory();
+	}
+	an->batch = b;
+	rc = sluice_batch_tensor(b, 0, &t);
+	if (rc)
+		raise_errno(rc);
+	else if (strcmp(t.name, "py"))
+		PyErr_Format(PyExc_ValueError, "the batch holds '%s', no Python object", t.name);
+	else
+		out = decode(an, t.data, t.bytes, codec);
+	anchor_put(an);
+	return out;
+}
+
+/* A message of a queue, copied out of its extent. */
+struct message {
+	uint64_t tag;
+	uint64_t len;
+	void *data;
+	char small[256];
+};
+
+static bool message_grow(struct message *m)
+{
+	if (!posix_memalign(&m->data, 256, m->len ? m->len : 1))
+		return true;
+	m->data = NULL;
+	PyErr_NoMemory();
+	return false;
+}
+
+static bool message_copy(struct message *m, struct sluice_batch *b)
+{
+	struct sluice_batch_info in = {.sz = sizeof(in)};
+	struct sluice_tensor t = {.sz = sizeof(t)};
+	int rc = sluice_batch_info(b, &in);
+
+	m->data = NULL;
+	if (!rc)
+		rc = sluice_batch_tensor(b, 0, &t);
+	if (rc) {
+		raise_errno(rc);
+		return false;
+	}
+	if (strcmp(t.name, "py")) {
+		PyErr_Format(PyExc_ValueError, "the batch holds '%s', no Python object", t.name);
+		return false;
+	}
+	m->tag = in.tag;
+	m->len = t.bytes;
+	if (m->len <= sizeof(m->small) && m->tag != WIRE_TAG_INLINE) {
+		memcpy(m->small, t.data, m->len);
+		return true;
+	}
+	if (!message_grow(m))
+		return false;
+	memcpy(m->data, t.data, m->len);
+	return true;
+}
+
+/* Its memory goes to what is decoded. */
+static PyObject *message_decode(struct message *m, PyObject *codec)
+{
+	struct anchor *an;
+	PyObject *out;
+
+	if (!m->data) {
+		if (!message_grow(m))
+			return NULL;
+		memcpy(m->data, m->small, m->len);
+	}
+	an = anchor_new(ANCHOR_HEAP, NULL);
+	if (!an) {
+		free(m->data);
+		return PyErr_NoMemory();
+	}
+	an->mem = m->data;
+	an->len = m->len;
+	out = decode(an, an->mem, an->len, codec);
+	anchor_put(an);
+	return out;
+}
+
+/*
+ * take(known, codec, timeout, alive, first, empty): the next object of a queue.  A message names
+ * the arena in which a large object stands; known maps messages that were seen before to that
+ * arena's channel.  first(tag, message, its value) answers for all others.  empty is raised when
+ * the time is over.
+ */
+static PyObject *channel_take(struct py_channel *self, PyObject *args)
+{
+	PyObject *known, *codec, *timeout, *alive, *first, *empty, *key, *source, *out = NULL;
+	struct sluice_batch *b;
+	struct message m;
+	uint64_t deadline;
+	bool copied;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!OOOOO", &PyDict_Type, &known, &codec, &timeout, &alive,
+			      &first, &empty) ||
+	    deadline_from(timeout, &deadline) || !channel_enter(self, deadline))
+		return NULL;
+	rc = next_wait(self, &b, deadline, alive);
+	channel_leave(self);
+	if (rc == -ETIMEDOUT && !PyErr_Occurred())
+		PyErr_SetObject(empty, NULL);
+	if (rc)
+		return PyErr_Occurred() ? NULL : raise_errno(rc);
+	copied = message_copy(&m, b);
+	sluice_batch_release(b);
+	if (!copied)
+		return NULL;
+	if (m.tag == WIRE_TAG_INLINE)
+		return message_decode(&m, codec);
+	key = PyBytes_FromStringAndSize(m.data ? m.data : m.small, m.len);
+	source = key && m.tag == WIRE_TAG_STORED ? PyDict_GetItemWithError(known, key) : NULL;
+	if (source) {
+		Py_INCREF(source);
+		out = take_stored((struct py_channel *)source, codec, alive);
+		Py_DECREF(source);
+	}
+	if (!out && !PyErr_Occurred()) {
+		PyObject *value = message_decode(&m, codec);
+
+		if (value)
+			out = PyObject_CallFunction(first, "KOO", (unsigned long long)m.tag, key,
+						    value);
+		Py_XDECREF(value);
+	} else {
+		free(m.data);
+	}
+	Py_XDECREF(key);
 	return out;
 }
 
@@ -249,28 +411,21 @@ static PyObject *channel_begin(struct py_channel *self, PyObject *args)
 	return out;
 }
 
-/* put(plan, tag, timeout, alive): one object, one extent, one descriptor. */
-static PyObject *channel_put(struct py_channel *self, PyObject *args)
+/* One object, one extent, one descriptor.  The endpoint is entered. */
+static int put_plan(struct py_channel *self, PyObject *plan, uint64_t tag, uint64_t deadline,
+		    PyObject *alive)
 {
 	struct sluice_batch_opts o = {.sz = sizeof(o), .tensors = 1};
-	PyObject *plan, *timeout = Py_None, *alive = Py_None;
-	unsigned long long tag = 0;
 	struct sluice_batch *b;
-	uint64_t deadline;
 	int64_t len;
 	void *dst;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "O!|KOO", plan_type, &plan, &tag, &timeout, &alive) ||
-	    deadline_from(timeout, &deadline))
-		return NULL;
 	o.bytes = plan_bytes(plan);
 	len = o.bytes;
-	if (!channel_enter(self, deadline))
-		return NULL;
 	rc = begin_wait(self, &b, &o, deadline, alive);
 	if (rc)
-		goto out;
+		return rc;
 	dst = sluice_batch_tensor_add(b, "py", SLUICE_U8, 1, &len, NULL);
 	if (!dst) {
 		raise_errno(errno);
@@ -283,27 +438,34 @@ static PyObject *channel_put(struct py_channel *self, PyObject *args)
 	}
 	if (rc)
 		sluice_batch_abort(b);
-out:
+	return rc;
+}
+
+/* put(plan, tag, timeout, alive) */
+static PyObject *channel_put(struct py_channel *self, PyObject *args)
+{
+	PyObject *plan, *timeout = Py_None, *alive = Py_None;
+	unsigned long long tag = 0;
+	uint64_t deadline;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!|KOO", plan_type, &plan, &tag, &timeout, &alive) ||
+	    deadline_from(timeout, &deadline) || !channel_enter(self, deadline))
+		return NULL;
+	rc = put_plan(self, plan, tag, deadline, alive);
 	channel_leave(self);
 	if (rc)
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-/* share(batch, timeout, alive): queue a reference to a batch that this process holds. */
-static PyObject *channel_share(struct py_channel *self, PyObject *args)
+static bool share(struct py_channel *self, struct sluice_batch *b, uint64_t deadline,
+		  PyObject *alive)
 {
-	PyObject *batch, *timeout = Py_None, *alive = Py_None;
-	struct sluice_batch *b;
-	uint64_t deadline;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "O!|OO", batch_type, &batch, &timeout, &alive) ||
-	    deadline_from(timeout, &deadline))
-		return NULL;
-	b = batch_held_of(batch);
-	if (!b || !channel_enter(self, deadline))
-		return NULL;
+	if (!channel_enter(self, deadline))
+		return false;
 	sluice_batch_retain(b); /* the object may be released while the GIL is away */
 	rc = sluice_batch_share(b, self->ch, 0);
 	while (rc && wait_goes_on(rc, deadline, alive)) {
@@ -313,9 +475,48 @@ static PyObject *channel_share(struct py_channel *self, PyObject *args)
 	}
 	sluice_batch_release(b);
 	channel_leave(self);
-	if (!rc)
-		Py_RETURN_NONE;
-	return PyErr_Occurred() ? NULL : raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	if (rc && !PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	return !rc;
+}
+
+/* share(batch, timeout, alive): queue a reference to a batch that this process holds. */
+static PyObject *channel_share(struct py_channel *self, PyObject *args)
+{
+	PyObject *batch, *timeout = Py_None, *alive = Py_None;
+	struct sluice_batch *b;
+	uint64_t deadline;
+
+	if (!PyArg_ParseTuple(args, "O!|OO", batch_type, &batch, &timeout, &alive) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	b = batch_held_of(batch);
+	if (!b || !share(self, b, deadline, alive))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* put_shared(plan, tag, timeout, alive, channel, batch): put() here, then share() there. */
+static PyObject *channel_put_shared(struct py_channel *self, PyObject *args)
+{
+	PyObject *plan, *timeout, *alive, *channel, *batch;
+	unsigned long long tag;
+	struct sluice_batch *b;
+	uint64_t deadline;
+	int rc;
+
+	if (!PyArg_ParseTuple(args, "O!KOOO!O!", plan_type, &plan, &tag, &timeout, &alive,
+			      channel_type, &channel, batch_type, &batch) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	b = batch_held_of(batch);
+	if (!b || !channel_enter(self, deadline))
+		return NULL;
+	rc = put_plan(self, plan, tag, deadline, alive);
+	channel_leave(self);
+	if (rc || !share((struct py_channel *)channel, b, SLUICE_FOREVER, alive))
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
@@ -413,6 +614,10 @@ static PyMethodDef channel_methods[] = {
 	 "put(plan, tag=0, timeout=None, alive=None)"},
 	{"share", (PyCFunction)channel_share, METH_VARARGS,
 	 "share(batch, timeout=None, alive=None): queue a reference to a held batch."},
+	{"take", (PyCFunction)channel_take, METH_VARARGS,
+	 "take(known, codec, timeout, alive, first, empty): the next object of a queue"},
+	{"put_shared", (PyCFunction)channel_put_shared, METH_VARARGS,
+	 "put_shared(plan, tag, timeout, alive, channel, batch): put, and share there"},
 	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},
 	{"close", (PyCFunction)channel_close, METH_NOARGS, "Close this endpoint."},
 	{"stats", (PyCFunction)channel_stats, METH_NOARGS, "Counters of this endpoint."},

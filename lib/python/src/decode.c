@@ -91,7 +91,12 @@ static PyObject *read_value(struct reader *r);
 
 static PyObject *remember(struct reader *r, PyObject *o)
 {
-	if (o && PyList_Append(r->memo, o))
+	/* Nothing comes that could refer to it. */
+	if (!o || r->p == r->end)
+		return o;
+	if (!r->memo)
+		r->memo = PyList_New(0);
+	if (!r->memo || PyList_Append(r->memo, o))
 		Py_CLEAR(o);
 	return o;
 }
@@ -103,7 +108,7 @@ static PyObject *read_ref(struct reader *r)
 
 	if (!take_u32(r, &n))
 		return NULL;
-	if (n >= (uint64_t)PyList_Size(r->memo))
+	if (!r->memo || n >= (uint64_t)PyList_Size(r->memo))
 		return damaged("a reference to nothing");
 	o = PyList_GetItem(r->memo, n);
 	Py_INCREF(o);
@@ -242,6 +247,31 @@ static PyObject *read_pickle(struct reader *r)
 	return remember(r, out);
 }
 
+/* Takes the capsule.  Most tensors are nothing but their memory: codec.plain_tensor is torch's own. */
+static PyObject *make_tensor(PyObject *codec, PyObject *cap, uint32_t extra)
+{
+	static PyObject *name;
+	PyObject *plain = NULL, *t;
+
+	if (!extra) {
+		if (!name)
+			name = PyUnicode_InternFromString("plain_tensor");
+		plain = name ? PyObject_GetAttr(codec, name) : NULL;
+		if (!plain) {
+			Py_DECREF(cap);
+			return NULL;
+		}
+	}
+	if (!plain || plain == Py_None) {
+		Py_XDECREF(plain);
+		return PyObject_CallMethod(codec, "make_tensor", "NI", cap, extra);
+	}
+	t = PyObject_CallFunctionObjArgs(plain, cap, NULL);
+	Py_DECREF(plain);
+	Py_DECREF(cap);
+	return t;
+}
+
 static PyObject *read_tensor(struct reader *r)
 {
 	struct view_shape sh = {.dtype.lanes = 1};
@@ -263,7 +293,7 @@ static PyObject *read_tensor(struct reader *r)
 		return damaged("a tensor reaches outside its part");
 	if (view_dlpack_new(r->an, r->mem + off, &sh, &cap))
 		return NULL;
-	return remember(r, PyObject_CallMethod(r->codec, "make_tensor", "NI", cap, extra));
+	return remember(r, make_tensor(r->codec, cap, extra));
 }
 
 static PyObject *read_array(struct reader *r)
@@ -304,6 +334,10 @@ static PyObject *read_class(struct reader *r)
 	uint32_t n, len;
 
 	if (!take_u32(r, &n))
+		return NULL;
+	if (!r->classes)
+		r->classes = PyList_New(0);
+	if (!r->classes)
 		return NULL;
 	if (n > (uint64_t)PyList_Size(r->classes))
 		return damaged("a class that was not named");
@@ -490,22 +524,21 @@ static PyObject *decode_part(struct anchor *an, const char *mem, uint64_t len, u
 			     uint64_t n, PyObject *codec)
 {
 	struct reader r = {.an = an, .mem = (char *)mem, .len = len, .codec = codec};
-	PyObject *out = NULL;
-	char *copy;
+	char small[512], *copy = small;
+	PyObject *out;
 
-	copy = malloc(n ? n : 1);
+	if (n > sizeof(small))
+		copy = malloc(n);
 	if (!copy)
 		return PyErr_NoMemory();
 	memcpy(copy, mem + from, n);
 	r.p = copy;
 	r.end = copy + n;
-	r.memo = PyList_New(0);
-	r.classes = PyList_New(0);
-	if (r.memo && r.classes)
-		out = read_value(&r);
+	out = read_value(&r);
 	Py_XDECREF(r.memo);
 	Py_XDECREF(r.classes);
-	free(copy);
+	if (copy != small)
+		free(copy);
 	return out;
 }
 

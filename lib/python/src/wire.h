@@ -54,6 +54,13 @@ enum wire_op {
 	/* class: u32 number; a number not seen before is followed by u32 len, pickled class */
 };
 
+/* The tag of a queue's message: what its value is. */
+enum wire_tag {
+	WIRE_TAG_INLINE, /* the object */
+	WIRE_TAG_STORED, /* where the next batch of its producer is */
+	WIRE_TAG_SPILLED, /* a file of its own */
+};
+
 /* What codec.classify(type) answers. */
 enum wire_class {
 	CLASS_PICKLE,

@@ -42,65 +42,64 @@ def _large(out):
     )
 
 
-def _rows(tensors, size):
-    """[(address, bytes), ...] of tensors whose elements stand one after another, or None."""
-    rows = []
-    for t in tensors:
-        if not t.is_contiguous() or t.is_neg() or t.is_conj():
-            return None
-        rows.append((t.data_ptr(), t.numel() * size))
-    return rows
+def _look(tensors, dim, new):
+    """(shape, rows) of plain tensors joined in dim, or None if that is better left to torch.
 
-
-def _fill(func, tensors, dim, out):
-    """torch.stack() or torch.cat() into memory of the extent; the shapes fit."""
-    if not dim and _large(out):
-        rows = _rows(tensors, out.element_size())
-        if rows and _sluice.copy_parts(out.data_ptr(), rows):
-            return out
-    return func(tensors, dim, out=out)
-
-
-def _shape(tensors, dim, new):
-    """The shape of plain tensors that are joined, or None if that is better left to torch."""
+    rows: [(address, bytes), ...] if joining is to copy them one after another, else None.  A graph
+    batch has thousands of tensors, so this asks each of them as little as possible.
+    """
     first = tensors[0]
-    dtype, ndim = first.dtype, first.dim()
-    shape = first.shape
+    dtype, shape = first.dtype, first.shape
+    nbytes = first.numel() * first.element_size()
+    rows = None if dim or dtype.is_complex else []
     total = len(tensors) if new else 0
     for t in tensors:
         if (
             type(t) is not torch.Tensor
-            or t.layout is not torch.strided
-            or not t.is_cpu
             or t.dtype is not dtype
+            or not t.is_cpu
+            or t.layout is not torch.strided
             or t.requires_grad
         ):
             return None
-        s = t.shape
-        if not new:
+        s, n = t.shape, nbytes
+        if s != shape:
             # Without the joined dimension all shapes are the same.
-            if len(s) != ndim:
+            if new or len(s) != len(shape):
                 return None
+            if s[:dim] != shape[:dim] or s[dim + 1 :] != shape[dim + 1 :]:
+                return None
+            n = t.numel() * t.element_size()
+        if not new:
             total += s[dim]
-            if s != shape and (s[:dim] != shape[:dim] or s[dim + 1 :] != shape[dim + 1 :]):
-                return None
-        elif s != shape:
-            return None
-    return (*shape[:dim], total, *shape[dim if new else dim + 1 :])
+        if rows is not None:
+            if t.is_contiguous() and not t.is_neg():
+                rows.append((t.data_ptr(), n))
+            else:
+                rows = None
+    return (*shape[:dim], total, *shape[dim if new else dim + 1 :]), rows
+
+
+def _fill(func, tensors, dim, out, rows):
+    """torch.stack() or torch.cat() into memory of the extent; the shapes fit."""
+    if rows and _large(out) and _sluice.copy_parts(out.data_ptr(), rows):
+        return out
+    return func(tensors, dim, out=out)
 
 
 def collate_tensor_fn(batch, *, collate_fn_map=None):
     plain = batch
     if any(t.requires_grad for t in batch):
         plain = [t.detach() for t in batch]
-    shape = _shape(plain, 0, True)
-    if shape is None:
+    seen = _look(plain, 0, True)
+    if seen is None:
         return _stock_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    shape, rows = seen
     out = _out(shape, batch[0].dtype)
     if out is None:
         return torch.stack(batch, 0)
     with torch.no_grad():
-        return _fill(torch.stack, plain, 0, out)
+        return _fill(torch.stack, plain, 0, out, rows)
 
 
 def _joined(func, tensors, dim=0, **kw):
@@ -110,15 +109,16 @@ def _joined(func, tensors, dim=0, **kw):
         return None
     first = tensors[0]
     new = func is torch.stack
-    if type(first) is not torch.Tensor or type(dim) is not int:
+    if type(first) is not torch.Tensor or type(dim) is not int or store().hint is None:
         return None
     n = first.dim() + new
     if not -n <= dim < n:
         return None
     dim %= n
-    shape = _shape(tensors, dim, new)
-    if shape is None:
+    seen = _look(tensors, dim, new)
+    if seen is None:
         return None
+    shape, rows = seen
     if out is None:
         out = _out(shape, first.dtype)
         if out is None:
@@ -129,9 +129,10 @@ def _joined(func, tensors, dim=0, **kw):
         or out.shape != shape
         or not out.is_contiguous()
         or out.requires_grad
+        or out.is_neg()
     ):
         return None
-    return _fill(func, tensors, dim, out)
+    return _fill(func, tensors, dim, out, rows)
 
 
 _JOINS = {torch.stack, torch.cat} | {

@@ -54,6 +54,16 @@ void sluice_arena_put(struct sluice_arena *arena)
 	kref_put(&arena->ref, arena_release);
 }
 
+static u32 arena_peers(struct sluice_arena *arena)
+{
+	u32 peers;
+
+	sluice_arena_lock(arena);
+	peers = arena->nr_peers;
+	sluice_arena_unlock(arena);
+	return peers;
+}
+
 int sluice_arena_info(struct sluice_arena *arena, u32 role, void __user *arg)
 {
 	struct sluice_ioc_arena_info info;
@@ -71,7 +81,7 @@ int sluice_arena_info(struct sluice_arena *arena, u32 role, void __user *arg)
 		.data_bytes = arena->region[SLUICE_DATA].bytes,
 		.huge_bytes = sluice_arena_huge_bytes(arena),
 		.node = arena->node,
-		.peers = READ_ONCE(arena->nr_peers),
+		.peers = arena_peers(arena),
 	};
 	memcpy(info.label, arena->label, sizeof(info.label));
 	return sluice_copy_out(arg, &info, sizeof(info));
@@ -93,7 +103,7 @@ void sluice_arena_show(struct seq_file *m, struct sluice_arena *arena, u32 role)
 	seq_printf(m, "huge_bytes:\t%llu\n", sluice_arena_huge_bytes(arena));
 	seq_printf(m, "node:\t%d\n", arena->node);
 	seq_printf(m, "role:\t%s\n", role_name(role));
-	seq_printf(m, "peers:\t%u\n", READ_ONCE(arena->nr_peers));
+	seq_printf(m, "peers:\t%u\n", arena_peers(arena));
 }
 
 static int map_release(struct inode *inode, struct file *file)
@@ -330,6 +340,7 @@ int sluice_arena_create(const struct sluice_ioc_arena_create *args)
 		return -ENOMEM;
 	kref_init(&arena->ref);
 	mutex_init(&arena->attach_lock);
+	init_llist_head(&arena->gone);
 	spin_lock_init(&arena->lock);
 	INIT_LIST_HEAD(&arena->peers);
 	xa_init_flags(&arena->bells, XA_FLAGS_ACCOUNT);

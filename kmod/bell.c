@@ -20,27 +20,40 @@
 
 #define BELL_BATCH 16 /* records of one read */
 
-static void bell_wake(struct sluice_bell *bell)
+static __poll_t bell_events(struct sluice_bell *bell)
 {
-	wake_up_poll(&bell->wait, EPOLLIN | EPOLLRDNORM);
+	struct sluice_arena *arena = bell->peer->arena;
+	__poll_t events = EPOLLOUT | EPOLLWRNORM;
+
+	sluice_arena_lock(arena);
+	if (bell->peer->dead)
+		events = EPOLLIN | EPOLLRDNORM | EPOLLHUP;
+	else if (bell->head != bell->tail || bell->overflow || bell->seen != arena->nr_deaths)
+		events |= EPOLLIN | EPOLLRDNORM;
+	sluice_arena_unlock(arena);
+	return events;
 }
 
 /* With arena->lock held. */
+static void bell_wake(struct sluice_bell *bell)
+{
+	wake_up_poll(&bell->wait, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
+}
+
+/* Each on its own below the lock, because their number is up to user space. */
 void sluice_bells_wake(struct sluice_arena *arena)
 {
 	struct sluice_bell *bell;
-	unsigned long id;
+	unsigned long id = 0;
 
-	xa_for_each(&arena->bells, id, bell)
-		bell_wake(bell);
-}
-
-/* Something to read, or to give up for. Without the lock: who changes it wakes afterwards. */
-static bool bell_ready(struct sluice_bell *bell)
-{
-	return READ_ONCE(bell->head) != READ_ONCE(bell->tail) || READ_ONCE(bell->overflow) ||
-	       READ_ONCE(bell->peer->dead) ||
-	       READ_ONCE(bell->peer->arena->nr_deaths) != READ_ONCE(bell->deaths_seen);
+	do {
+		sluice_arena_lock(arena);
+		bell = xa_find(&arena->bells, &id, ULONG_MAX, XA_PRESENT);
+		if (bell)
+			bell_wake(bell);
+		sluice_arena_unlock(arena);
+		id++;
+	} while (bell);
 }
 
 static u32 bell_pid(struct sluice_bell *bell, struct pid *pid)
@@ -52,15 +65,14 @@ static int bell_take_deaths(struct sluice_bell *bell, struct sluice_bell_record 
 {
 	struct sluice_arena *arena = bell->peer->arena;
 	struct sluice_death *death;
-	u64 seen = bell->deaths_seen;
 	int n = 0;
 
-	if (arena->nr_deaths - seen > SLUICE_DEATHS) {
-		seen = arena->nr_deaths - SLUICE_DEATHS;
+	if (arena->nr_deaths - bell->seen > SLUICE_DEATHS) {
+		bell->seen = arena->nr_deaths - SLUICE_DEATHS;
 		bell->overflow = true;
 	}
-	for (; n < room && seen != arena->nr_deaths; seen++) {
-		death = &arena->deaths[seen % SLUICE_DEATHS];
+	while (n < room && bell->seen != arena->nr_deaths) {
+		death = &arena->deaths[bell->seen++ % SLUICE_DEATHS];
 		records[n++] = (struct sluice_bell_record){
 			.type = SLUICE_BELL_PEER_DEAD,
 			.from_peer = death->peer,
@@ -68,7 +80,6 @@ static int bell_take_deaths(struct sluice_bell *bell, struct sluice_bell_record 
 			.arg = death->arg,
 		};
 	}
-	WRITE_ONCE(bell->deaths_seen, seen);
 	return n;
 }
 
@@ -78,20 +89,20 @@ static int bell_take(struct sluice_bell *bell, struct sluice_bell_record *record
 	struct sluice_arena *arena = bell->peer->arena;
 	int n = -1;
 
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	if (bell->peer->dead)
 		goto out;
 	n = bell_take_deaths(bell, records, room);
 	if (n < room && bell->overflow) {
-		WRITE_ONCE(bell->overflow, false);
+		bell->overflow = false;
 		records[n++] = (struct sluice_bell_record){.type = SLUICE_BELL_OVERFLOW};
 	}
 	while (n < room && bell->head != bell->tail) {
 		records[n++] = bell->queue[bell->head % SLUICE_QUEUE];
-		WRITE_ONCE(bell->head, bell->head + 1);
+		bell->head++;
 	}
 out:
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 	return n;
 }
 
@@ -107,7 +118,7 @@ static ssize_t bell_read_iter(struct kiocb *iocb, struct iov_iter *to)
 	while (!(n = bell_take(bell, records, room))) {
 		if (iocb->ki_flags & IOCB_NOWAIT || iocb->ki_filp->f_flags & O_NONBLOCK)
 			return -EAGAIN;
-		err = wait_event_interruptible(bell->wait, bell_ready(bell));
+		err = wait_event_interruptible(bell->wait, bell_events(bell) & EPOLLIN);
 		if (err)
 			return err;
 	}
@@ -117,10 +128,10 @@ static ssize_t bell_read_iter(struct kiocb *iocb, struct iov_iter *to)
 		return n * sizeof(*records);
 
 	/* They are gone; what is left is the duty to look at everything. */
-	spin_lock(&bell->peer->arena->lock);
-	WRITE_ONCE(bell->overflow, true);
+	sluice_arena_lock(bell->peer->arena);
+	bell->overflow = true;
 	bell_wake(bell);
-	spin_unlock(&bell->peer->arena->lock);
+	sluice_arena_unlock(bell->peer->arena);
 	return -EFAULT;
 }
 
@@ -128,9 +139,9 @@ static void bell_push(struct sluice_bell *bell, const struct sluice_bell_record 
 {
 	if (bell->tail - bell->head < SLUICE_QUEUE) {
 		bell->queue[bell->tail % SLUICE_QUEUE] = *record;
-		WRITE_ONCE(bell->tail, bell->tail + 1);
+		bell->tail++;
 	} else {
-		WRITE_ONCE(bell->overflow, true);
+		bell->overflow = true;
 	}
 	bell_wake(bell);
 }
@@ -149,7 +160,7 @@ static int bell_send(struct sluice_bell *from, const struct sluice_bell_message 
 
 	if (message->type != SLUICE_BELL_DOORBELL && message->type != SLUICE_BELL_COMPLETION)
 		return -EINVAL;
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	to = xa_load(&arena->bells, message->to_bell);
 	if (from->peer->dead) {
 		err = -ESHUTDOWN;
@@ -159,7 +170,7 @@ static int bell_send(struct sluice_bell *from, const struct sluice_bell_message 
 		record.pid = bell_pid(to, from->peer->pid);
 		bell_push(to, &record);
 	}
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 	if (err)
 		return err;
 	if (message->type == SLUICE_BELL_DOORBELL)
@@ -196,9 +207,7 @@ static __poll_t bell_poll(struct file *file, poll_table *wait)
 	struct sluice_bell *bell = file->private_data;
 
 	poll_wait(file, &bell->wait, wait);
-	if (READ_ONCE(bell->peer->dead))
-		return EPOLLIN | EPOLLRDNORM | EPOLLHUP;
-	return EPOLLOUT | EPOLLWRNORM | (bell_ready(bell) ? EPOLLIN | EPOLLRDNORM : 0);
+	return bell_events(bell);
 }
 
 static long bell_open(struct sluice_peer *peer, void __user *arg)
@@ -243,10 +252,10 @@ static void bell_delist(struct sluice_bell *bell)
 	struct sluice_peer *peer = bell->peer;
 	bool last;
 
-	spin_lock(&peer->arena->lock);
+	sluice_arena_lock(peer->arena);
 	xa_erase(&peer->arena->bells, bell->id);
 	last = !--peer->nr_bells;
-	spin_unlock(&peer->arena->lock);
+	sluice_arena_unlock(peer->arena);
 	if (last)
 		sluice_peer_leave(peer);
 }
@@ -268,16 +277,17 @@ static void bell_show_fdinfo(struct seq_file *m, struct file *file)
 	struct sluice_peer *peer = bell->peer;
 	struct sluice_arena *arena = peer->arena;
 	u64 records;
+	bool dead;
 
 	sluice_arena_show(m, arena, peer->role);
-	spin_lock(&arena->lock);
-	records =
-		(bell->tail - bell->head) + (arena->nr_deaths - bell->deaths_seen) + bell->overflow;
-	spin_unlock(&arena->lock);
+	sluice_arena_lock(arena);
+	records = bell->tail - bell->head + arena->nr_deaths - bell->seen + bell->overflow;
+	dead = peer->dead;
+	sluice_arena_unlock(arena);
 	seq_printf(m, "peer:\t%u\n", peer->id);
 	seq_printf(m, "pid:\t%d\n", pid_nr_ns(peer->pid, proc_pid_ns(file_inode(m->file)->i_sb)));
 	seq_printf(m, "bell:\t%u\n", bell->id);
-	seq_printf(m, "dead:\t%d\n", READ_ONCE(peer->dead));
+	seq_printf(m, "dead:\t%d\n", dead);
 	seq_printf(m, "records:\t%llu\n", records);
 }
 
@@ -309,18 +319,18 @@ static int bell_enlist(struct sluice_bell *bell)
 		goto out;
 	arena->last_bell = bell->id;
 
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	if (peer->dead)
 		err = -ESHUTDOWN;
 	else if (peer->nr_bells >= SLUICE_MAX_BELLS)
 		err = -EMFILE;
 	if (!err) {
-		bell->deaths_seen = arena->nr_deaths;
+		bell->seen = arena->nr_deaths;
 		if (!peer->nr_bells++)
 			peer->first_bell = bell->id;
 		xa_store(&arena->bells, bell->id, bell, 0);
 	}
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 	if (err)
 		xa_release(&arena->bells, bell->id);
 out:

@@ -9,6 +9,12 @@
  *   all threads are gone and all files of the process are closed. That is late on purpose: when
  *   a death is announced, no device file of the process can have DMA into the arena in flight;
  * - the process calls execve(), which ends its address space.
+ *
+ * A process that was waited for is dead in every answer from then on. The kernel wakes pidfds while
+ * it holds the lock of tasks for writing, which wait() takes too. In there nothing of ours can be
+ * locked, so the peer goes to a list without a lock (arena->gone), and whoever takes arena->lock
+ * first moves those on the list into the log of deaths. Only waking the bells is left to a work,
+ * because there may be many of them.
  */
 #include <linux/file.h>
 #include <linux/module.h>
@@ -40,31 +46,52 @@ void sluice_peer_put(struct sluice_peer *peer)
 	kref_put(&peer->ref, peer_release);
 }
 
-static void peer_announce(struct sluice_peer *peer, u32 reason, int status)
+/* With arena->lock held. */
+static void peer_bury(struct sluice_peer *peer, u32 reason, int status)
 {
 	struct sluice_arena *arena = peer->arena;
-	struct sluice_death *death;
-	struct pid *old = NULL;
-	bool first;
+	struct sluice_death *death = &arena->deaths[arena->nr_deaths % SLUICE_DEATHS];
+
+	if (peer->dead)
+		return;
+	peer->dead = true;
+	list_del(&peer->entry);
+	arena->nr_peers--;
+	put_pid(death->pid);
+	death->pid = get_pid(peer->pid);
+	death->peer = peer->id;
+	death->arg = SLUICE_DEAD(reason, status);
+	arena->nr_deaths++;
+	trace_sluice_peer_dead(peer, reason, status);
+}
+
+/**
+ * sluice_arena_lock() - Take arena->lock, and see everybody dead who is
+ * @arena: arena
+ */
+void sluice_arena_lock(struct sluice_arena *arena) __acquires(&arena->lock)
+{
+	struct sluice_peer *peer, *next;
+	struct llist_node *first;
 
 	spin_lock(&arena->lock);
-	first = !peer->dead;
-	if (first) {
-		peer->dead = true;
-		list_del(&peer->entry);
-		arena->nr_peers--;
-		death = &arena->deaths[arena->nr_deaths % SLUICE_DEATHS];
-		old = death->pid;
-		death->pid = get_pid(peer->pid);
-		death->peer = peer->id;
-		death->arg = SLUICE_DEAD(reason, status);
-		WRITE_ONCE(arena->nr_deaths, arena->nr_deaths + 1);
-		sluice_bells_wake(arena);
-	}
+	/* Last in, first out; a peer stays until its work has come by here too. */
+	first = llist_reverse_order(llist_del_all(&arena->gone));
+	llist_for_each_entry_safe(peer, next, first, gone)
+		peer_bury(peer, SLUICE_DEAD_EXIT, peer->status);
+}
+
+void sluice_arena_unlock(struct sluice_arena *arena) __releases(&arena->lock)
+{
 	spin_unlock(&arena->lock);
-	put_pid(old);
-	if (first)
-		trace_sluice_peer_dead(peer, reason, status);
+}
+
+static void peer_announce(struct sluice_peer *peer, u32 reason)
+{
+	sluice_arena_lock(peer->arena);
+	peer_bury(peer, reason, 0);
+	sluice_arena_unlock(peer->arena);
+	sluice_bells_wake(peer->arena);
 }
 
 /* For one that nobody could have met yet. */
@@ -72,13 +99,13 @@ static void peer_forget(struct sluice_peer *peer)
 {
 	struct sluice_arena *arena = peer->arena;
 
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	if (!peer->dead) {
 		peer->dead = true;
 		list_del(&peer->entry);
 		arena->nr_peers--;
 	}
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 }
 
 static void peer_unwatch(struct sluice_peer *peer)
@@ -112,7 +139,7 @@ void sluice_peer_leave(struct sluice_peer *peer)
 {
 	if (peer_exiting(peer))
 		return;
-	peer_announce(peer, SLUICE_DEAD_LEFT, 0);
+	peer_announce(peer, SLUICE_DEAD_LEFT);
 	peer_unwatch(peer);
 }
 
@@ -120,7 +147,9 @@ static void peer_exit_work(struct work_struct *work)
 {
 	struct sluice_peer *peer = container_of(work, struct sluice_peer, exit_work);
 
-	peer_announce(peer, SLUICE_DEAD_EXIT, peer->status);
+	sluice_arena_lock(peer->arena);
+	sluice_arena_unlock(peer->arena);
+	sluice_bells_wake(peer->arena);
 	peer_unwatch(peer);
 	sluice_peer_put(peer);
 }
@@ -143,10 +172,11 @@ static int peer_exit_wake(struct wait_queue_entry *wait, unsigned int mode, int 
 	if (!gone)
 		return 0;
 
-	/* The watch still holds a reference, so this is never the last one. */
+	/* Once: some kernels wake twice. */
+	list_del_init(&wait->entry);
 	kref_get(&peer->ref);
-	if (!queue_work(peer_wq, &peer->exit_work))
-		sluice_peer_put(peer);
+	llist_add(&peer->gone, &peer->arena->gone);
+	queue_work(peer_wq, &peer->exit_work);
 	return 1;
 }
 
@@ -156,7 +186,7 @@ static void peer_mm_release(struct mmu_notifier *notifier, struct mm_struct *mm)
 	struct sluice_peer *peer = container_of(notifier, struct sluice_peer, mm_notifier);
 
 	if (!peer_exiting(peer))
-		peer_announce(peer, SLUICE_DEAD_EXEC, 0);
+		peer_announce(peer, SLUICE_DEAD_EXEC);
 }
 
 static const struct mmu_notifier_ops peer_mm_ops = {
@@ -195,7 +225,7 @@ static struct sluice_peer *peer_create(struct sluice_arena *arena, u32 role)
 	peer->role = role;
 	peer->pid = get_pid(task_tgid(current));
 
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	if (arena->nr_peers >= SLUICE_MAX_PEERS)
 		err = -EUSERS;
 	else if (arena->last_peer == U32_MAX)
@@ -207,7 +237,7 @@ static struct sluice_peer *peer_create(struct sluice_arena *arena, u32 role)
 	} else {
 		peer->dead = true;
 	}
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 
 	if (!err) {
 		err = peer_watch(peer);
@@ -277,7 +307,7 @@ long sluice_peer_list(struct sluice_arena *arena, void __user *arg)
 	if (!infos)
 		return -ENOMEM;
 
-	spin_lock(&arena->lock);
+	sluice_arena_lock(arena);
 	args.count = arena->nr_peers;
 	list_for_each_entry(peer, &arena->peers, entry) {
 		if (count == room)
@@ -289,7 +319,7 @@ long sluice_peer_list(struct sluice_arena *arena, void __user *arg)
 			.bell = peer->first_bell,
 		};
 	}
-	spin_unlock(&arena->lock);
+	sluice_arena_unlock(arena);
 
 	if (copy_to_user(u64_to_user_ptr(args.peers), infos, count * sizeof(*infos)))
 		err = -EFAULT;

@@ -8,7 +8,8 @@
  *
  * Locking: arena->attach_lock serialises what allocates ids and may sleep. arena->lock guards the
  * peers, the bells with their queues and the log of deaths; it nests outside the waitqueues of the
- * bells and is never taken with interrupts off. One lock is enough: a bell is rung only when the
+ * bells and is never taken with interrupts off. sluice_arena_lock() takes it, so that nobody who
+ * holds it sees a peer alive that has exited. One lock is enough: a bell is rung only when the
  * other side sleeps, all else goes through shared memory.
  */
 #ifndef _SLUICE_H
@@ -17,6 +18,7 @@
 #include <linux/fs.h>
 #include <linux/kref.h>
 #include <linux/list.h>
+#include <linux/llist.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/mutex.h>
@@ -69,6 +71,7 @@ struct sluice_arena {
 	u32 last_peer;
 	u32 last_bell;
 
+	struct llist_head gone; /* peers that exited and are not in the log yet */
 	spinlock_t lock; /* all below, and the peers and bells themselves */
 	struct list_head peers;
 	u32 nr_peers;
@@ -91,6 +94,7 @@ struct sluice_peer {
 	struct mm_struct *mm;
 	unsigned long watched;
 	struct wait_queue_entry exit_wait;
+	struct llist_node gone;
 	struct work_struct exit_work;
 	struct mmu_notifier mm_notifier;
 	int status;
@@ -102,7 +106,7 @@ struct sluice_bell {
 	bool overflow;
 	u32 head;
 	u32 tail;
-	u64 deaths_seen;
+	u64 seen; /* deaths */
 	wait_queue_head_t wait;
 	struct sluice_bell_record queue[SLUICE_QUEUE];
 };
@@ -137,6 +141,8 @@ void sluice_region_exit(void);
 /* peer.c */
 long sluice_peer_attach(struct sluice_arena *arena, u32 rights, void __user *arg);
 long sluice_peer_list(struct sluice_arena *arena, void __user *arg);
+void sluice_arena_lock(struct sluice_arena *arena) __acquires(&arena->lock);
+void sluice_arena_unlock(struct sluice_arena *arena) __releases(&arena->lock);
 void sluice_peer_put(struct sluice_peer *peer);
 void sluice_peer_leave(struct sluice_peer *peer);
 int sluice_peer_init(void);

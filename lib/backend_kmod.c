@@ -362,19 +362,28 @@ static void read_bell(const struct dead_peers *d)
 	}
 }
 
+static bool any_joining(const struct sluice_arena *a)
+{
+	for (unsigned int i = 0; i < SLUICE_MAX_PEERS; i++)
+		if (a->watch[i].word && a->watch[i].pidfd >= 0)
+			return true;
+	return false;
+}
+
+/* The bell is read whatever the epoll says, which hears of a death later than who waits for it. */
 static void kmod_collect(struct sluice_arena *a, void (*dead)(unsigned int slot, void *arg),
 			 void *arg)
 {
 	struct dead_peers d = {a, dead, arg};
 	struct epoll_event ev[SLUICE_MAX_PEERS];
-	int n = epoll_wait(a->watch_fd, ev, SLUICE_MAX_PEERS, 0);
+	int n = 0;
 
-	for (int i = 0; i < n; i++) {
-		if (ev[i].data.u32 == OUR_BELL)
-			read_bell(&d);
-		else
+	read_bell(&d);
+	if (any_joining(a))
+		n = epoll_wait(a->watch_fd, ev, SLUICE_MAX_PEERS, 0);
+	for (int i = 0; i < n; i++)
+		if (ev[i].data.u32 != OUR_BELL)
 			dead(ev[i].data.u32, arg);
-	}
 }
 
 static bool kmod_is_dead(struct sluice_arena *a, unsigned int slot)

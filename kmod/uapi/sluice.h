@@ -195,6 +195,9 @@ struct sluice_bell_message {
  * were merged because nobody read them in time: look at everything. Deaths do not share the queue
  * with other records, and are only merged when more than 256 are unread. A bell of a dead peer
  * reads as end of file.
+ *
+ * Once a process was waited for, read(), poll() and SLUICE_IOC_PEER_LIST know of its death. Who
+ * sleeps, or asks an epoll, hears of it a moment later.
  */
 struct sluice_bell_record {
 	__u32 type;

@@ -157,6 +157,41 @@ TEST_F(peer, kill_is_told)
 	EXPECT_TRUE(hears(self->bell, args.peer, pid, SLUICE_DEAD_EXIT, SIGKILL));
 }
 
+/* Not only told in the end: nothing says that it lives once it was waited for. */
+TEST_F_TIMEOUT(peer, who_was_waited_for_is_dead, 240)
+{
+	void (*const ways[])(int, int) = {do_exit, do_raise, do_thread};
+	struct sluice_ioc_peer_list list = {.size = sizeof(list)};
+	struct pollfd p = {.fd = self->bell, .events = POLLIN};
+	struct sluice_ioc_peer_attach args;
+	struct sluice_ioc_arena_info info;
+	struct sluice_bell_record r;
+
+	ASSERT_EQ(0, fcntl(self->bell, F_SETFL, O_NONBLOCK));
+	for (int i = 0; i < 300; i++) {
+		pid_t pid = peer_start(self->arena, &args, ways[i % 3], SIGKILL);
+
+		ASSERT_EQ(pid, waitpid(pid, NULL, 0));
+		switch (i / 3 % 4) {
+		case 0:
+			ASSERT_EQ(0, ioctl(self->bell, SLUICE_IOC_PEER_LIST, &list));
+			ASSERT_EQ(1, list.count);
+			list.count = 0;
+			break;
+		case 1:
+			ASSERT_EQ(0, arena_info(self->arena, &info));
+			ASSERT_EQ(1, info.peers);
+			break;
+		case 2:
+			ASSERT_EQ(1, poll(&p, 1, 0));
+			break;
+		}
+		ASSERT_EQ(sizeof(r), read(self->bell, &r, sizeof(r)));
+		ASSERT_EQ(SLUICE_BELL_PEER_DEAD, r.type);
+		ASSERT_EQ(args.peer, r.from_peer);
+	}
+}
+
 TEST_F(peer, reaped_by_nobody)
 {
 	struct sluice_ioc_peer_attach args;

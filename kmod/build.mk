@@ -25,8 +25,11 @@ $(B)/kmod/%/sluice.ko: $(B)/kmod/%/.copied
 
 .PRECIOUS: $(B)/kmod/%/.copied $(B)/kmod/%/sluice.ko
 
+-include kmod/dist.mk
+
 ifneq ($(wildcard $(KDIR)/Makefile),)
 ALL += $(B)/sluice.ko
+INSTALLS += install-kmod
 else
 NOTES += "no headers of the running kernel ($(KDIR)): sluice.ko is not built"
 endif

@@ -39,3 +39,11 @@ check-kmod-debug: $(B)/kmod/debug/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod-debug debug
 
 GUEST_CHECKS += check-kmod
+
+# make dkms-install and dkms-remove with dkms itself, and a guest that boots with what they leave.
+.PHONY: check-dkms
+check-dkms: $(B)/sluice
+	$(Q)mkdir -p $(B)/check
+	$(Q)tests/kmod/dkms 6.12 >$(B)/check/dkms.tap; status=$$?; cat $(B)/check/dkms.tap; exit $$status
+
+GUEST_CHECKS += check-dkms

@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from util import fds, maps, rss, same
+from util import extents, fds, maps, rss, same
 
 import sluice
 
@@ -227,7 +227,7 @@ def test_worker_killed_at_random():
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     loader = sluice.torch.DataLoader(Map(), 2, num_workers=2)
-    for _ in range(int(os.environ.get("SLUICE_KILLS", "10"))):
+    for _ in range(int(os.environ.get("SLUICE_KILLS", "100"))):
         it = iter(loader)
         victim = it._workers[rng.randrange(2)].pid
         when = rng.randrange(8)
@@ -240,8 +240,11 @@ def test_worker_killed_at_random():
             assert str(victim) in str(e), "seed %d" % seed
         except ProcessLookupError:
             pass
+        batch = None
         del it
     assert all(map(same, want, loader))
+    gc.collect()
+    assert extents() == 0
 
 
 def test_epochs_leave_nothing():
@@ -251,15 +254,15 @@ def test_epochs_leave_nothing():
             pass
     del b
     gc.collect()
-    before = fds(), maps()
+    before = fds(), maps(), extents()
     memory = rss()
-    for _ in range(int(os.environ.get("SLUICE_EPOCHS", "10"))):
+    for _ in range(int(os.environ.get("SLUICE_EPOCHS", "100"))):
         for b in loader:
-            pass
+            assert extents() > 0
         del b
         gc.collect()
-        assert (fds(), maps()) == before
-    assert rss() - memory < 16 << 20
+        assert (fds(), maps(), extents()) == before
+        assert rss() - memory < 16 << 20
 
 
 def test_data_parallel_epochs_with_kept_batches():

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 import sluice
+from sluice import _core
 
 
 def same(a, b):
@@ -64,6 +65,12 @@ def fds():
 def maps():
     with open("/proc/self/maps") as f:
         return sum("sluice" in line for line in f)
+
+
+def extents():
+    """Extents that anybody holds in the arenas that this process has attached."""
+    arenas = [a for a in _core._attached.values() if not a.closed]
+    return sum(a.stats()[what] for a in arenas for what in ("writing", "ready", "held", "parked"))
 
 
 def rss():

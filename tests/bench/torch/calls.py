@@ -86,7 +86,7 @@ def main():
         if "sluice" in got:
             fewest = min(v for k, v in got.items() if k != "sluice")
             text = "%d tensors: sluice / the better stock" % tensors
-            r.goal(text, got["sluice"] / fewest, "< 1", got["sluice"] < fewest)
+            r.goal(text, got["sluice"] / fewest, most=1)
     r.finish()
 
 

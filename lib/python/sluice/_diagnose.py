@@ -419,7 +419,10 @@ def _verdict(rows, shares, with_step):
     elif worst == "fetch":
         said += ": the dataset is the bottleneck, more workers or a cheaper __getitem__ help"
     if gain is not None and worst != "step":
-        said += "; through sluice the same job is %.1f times as fast" % gain
+        if gain >= 1.15:
+            said += "; through sluice the same job is %.1f times as fast" % gain
+        else:
+            said += "; other queues change nothing here (sluice's: %.2f times as fast)" % gain
     return said
 
 

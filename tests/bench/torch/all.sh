@@ -4,8 +4,8 @@
 # all.sh DIRECTORY - every workload, stock and sluice side by side; JSON and a log into DIRECTORY
 #
 # Each workload has a time limit of its own.  On a host with a GPU all of them end within nine
-# minutes whatever one of them does; peers and calls come last and may be cut off there, they need
-# no GPU.  PYTHON chooses the interpreter, PEERS one that has the peers, PYTHONPATH says where the
+# minutes whatever one of them does; w5, calls and peers come last and may be cut off there, they
+# need no GPU.  PYTHON chooses the interpreter, PEERS one that has the peers, PYTHONPATH says where the
 # package is.
 set -u
 out=${1:?usage: all.sh DIRECTORY}
@@ -36,6 +36,7 @@ workload 50 w6 --rounds 1 --seconds 4 --workers "$workers"
 workload 90 w7 --rounds 1
 workload 75 w8 --rounds 1 --workers "1,$workers"
 workload 35 w9 --rounds 2 --seconds 0.7
+workload 75 w5 --rounds 1 --seconds 0.7 --workers 2
 workload 180 calls --rounds 1 --few 5 --many 20
 with=$peers
 workload 300 peers --rounds 2 --seconds 0.7

@@ -16,6 +16,7 @@ TITLES = {
     "W2": "W2: token batches, and strings beside them",
     "W3": "W3: image batches of 402 MB",
     "W4": "W4: samples in 200 tensors",
+    "W5": "W5: what limits a loader: rates with caches in different places",
     "W6": "W6: ResNet-18 training steps",
     "W7": "W7: DeepLabV3 output, 1.41 GB a step",
     "W8": "W8: 1.2 million entries to spawned workers, time to the first batch",
@@ -33,7 +34,7 @@ text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:#444c56
 </style>
 """
 # What a row may have besides what tells it from the others of its kind.
-FIELDS = {"form", "unit", "median", "values", "skipped", "calls", "version"}
+FIELDS = {"form", "unit", "median", "values", "skipped", "calls", "version", "verdict"}
 
 
 def panels(rows):

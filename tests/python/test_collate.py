@@ -2,6 +2,7 @@
 """What collate functions build stands in the extent, and stays while somebody has it."""
 import ctypes
 import gc
+import struct
 
 import pytest
 from util import same
@@ -150,7 +151,8 @@ def test_copy_parts():
     src = bytes(range(251)) * 200
     for start, sizes in ((0, (5, 0, 4096, 8191)), (3, (20000, 4100)), (61, (4095, 4097, 40000))):
         a, b = ctypes.create_string_buffer(src, len(src)), ctypes.create_string_buffer(60000)
-        parts = [(ctypes.addressof(a) + 7 * k, n) for k, n in enumerate(sizes)]
+        parts = [struct.pack("PN", ctypes.addressof(a) + 7 * k, n) for k, n in enumerate(sizes)]
+        parts = b"".join(parts)
         assert _sluice.copy_parts(ctypes.addressof(b) + start, parts)
         want = b"".join(src[7 * k : 7 * k + n] for k, n in enumerate(sizes))
         assert b.raw[start : start + len(want)] == want

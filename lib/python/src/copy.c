@@ -6,7 +6,6 @@
  */
 #include "pysluice.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -80,56 +79,3 @@ void copy_past(void *to, const void *from, size_t len)
 }
 
 #endif
-
-struct part {
-	const void *p;
-	size_t len;
-};
-
-/*
- * copy_parts(to, [(address, bytes), ...]): the parts one after another.  False, and nothing copied,
- * if one of them stands where they go.  Whoever calls keeps all of it alive.
- */
-PyObject *py_copy_parts(PyObject *mod, PyObject *args)
-{
-	unsigned long long to, total = 0;
-	Py_ssize_t n;
-	struct part *parts;
-	PyObject *list;
-	char *dst;
-
-	if (!PyArg_ParseTuple(args, "KO!", &to, &PyList_Type, &list))
-		return NULL;
-	n = PyList_Size(list);
-	parts = malloc((n ? n : 1) * sizeof(*parts));
-	if (!parts)
-		return PyErr_NoMemory();
-	for (Py_ssize_t i = 0; i < n; i++) {
-		unsigned long long p, len;
-
-		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "KK", &p, &len)) {
-			free(parts);
-			return NULL;
-		}
-		parts[i].p = (const void *)(uintptr_t)p;
-		parts[i].len = len;
-		total += len;
-	}
-	for (Py_ssize_t i = 0; i < n; i++) {
-		uintptr_t p = (uintptr_t)parts[i].p;
-
-		if (p < to + total && to < p + parts[i].len) {
-			free(parts);
-			Py_RETURN_FALSE;
-		}
-	}
-	dst = (char *)(uintptr_t)to;
-	Py_BEGIN_ALLOW_THREADS;
-	for (Py_ssize_t i = 0; i < n; i++) {
-		copy_past(dst, parts[i].p, parts[i].len);
-		dst += parts[i].len;
-	}
-	Py_END_ALLOW_THREADS;
-	free(parts);
-	Py_RETURN_TRUE;
-}

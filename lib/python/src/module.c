@@ -219,7 +219,9 @@ static PyMethodDef methods[] = {
 	{"fd_of", py_fd_of, METH_VARARGS, "fd_of(pid, fd): a duplicate of it"},
 	{"view_at", py_view_at, METH_VARARGS, "view_at(address, len): a View that keeps nothing"},
 	{"copy_parts", py_copy_parts, METH_VARARGS,
-	 "copy_parts(to, [(address, bytes), ...]): one after another"},
+	 "copy_parts(to, rows): one after another; rows are pairs of an address and a length"},
+	{"join_look", py_join_look, METH_VARARGS,
+	 "join_look(tensors, dim, rows, item, type, strided, dtype, shape): how they are joined"},
 	{"version", py_version, METH_NOARGS, "Of the library."},
 	{"fork_generation", py_fork_gen, METH_NOARGS, "Forks between the first import and here."},
 	{NULL},
@@ -240,7 +242,7 @@ PyMODINIT_FUNC PyInit__sluice(void)
 
 	if (!mod)
 		return NULL;
-	if (view_type_init(mod) || plan_type_init(mod) || arena_type_init(mod) ||
+	if (view_type_init(mod) || plan_type_init(mod) || arena_type_init(mod) || join_init() ||
 	    channel_type_init(mod) || batch_type_init(mod) || retired_type_init(mod) ||
 	    PyModule_AddIntConstant(mod, "COPY_PAST_BYTES", COPY_PAST_BYTES) ||
 	    pthread_atfork(NULL, NULL, fork_child)) {

@@ -68,6 +68,10 @@ void anchor_free(struct anchor *an);
 #define COPY_PAST_BYTES (8 << 20)
 
 void copy_past(void *to, const void *from, size_t len);
+
+/* join.c */
+int join_init(void);
+PyObject *py_join_look(PyObject *mod, PyObject *args);
 PyObject *py_copy_parts(PyObject *mod, PyObject *args);
 
 /* pin.c */

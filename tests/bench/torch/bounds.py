@@ -5,6 +5,7 @@ No transport is in it: every worker copies rows into memory of its own and count
 """
 import mmap
 import multiprocessing
+import struct
 import time
 
 import numpy
@@ -28,7 +29,7 @@ def _copier(ready, go, out, k, row, rows, seconds, past):
     memory = numpy.frombuffer(_huge(SLOTS * rows * row), numpy.uint8)
     memory.fill(1)  # faulted in before the clock runs
     slots = memory.reshape(SLOTS, rows, row)
-    parts = [(source.ctypes.data, row)] * rows
+    parts = struct.pack("PN", source.ctypes.data, row) * rows
     ready.release()
     go.wait()
     n, begun = 0, time.perf_counter()

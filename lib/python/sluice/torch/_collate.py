@@ -45,38 +45,23 @@ def _large(out):
 def _look(tensors, dim, new):
     """(shape, rows) of plain tensors joined in dim, or None if that is better left to torch.
 
-    rows: [(address, bytes), ...] if joining is to copy them one after another, else None.  A graph
-    batch has thousands of tensors, so this asks each of them as little as possible.
+    rows: where they stand, if joining is to copy them one after another, else None.
     """
     first = tensors[0]
     dtype, shape = first.dtype, first.shape
-    nbytes = first.numel() * first.element_size()
-    rows = None if dim or dtype.is_complex else []
-    total = len(tensors) if new else 0
-    for t in tensors:
-        if (
-            type(t) is not torch.Tensor
-            or t.dtype is not dtype
-            or not t.is_cpu
-            or t.layout is not torch.strided
-            or t.requires_grad
-        ):
-            return None
-        s, n = t.shape, nbytes
-        if s != shape:
-            # Without the joined dimension all shapes are the same.
-            if new or len(s) != len(shape):
-                return None
-            if s[:dim] != shape[:dim] or s[dim + 1 :] != shape[dim + 1 :]:
-                return None
-            n = t.numel() * t.element_size()
-        if not new:
-            total += s[dim]
-        if rows is not None:
-            if t.is_contiguous() and not t.is_neg():
-                rows.append((t.data_ptr(), n))
-            else:
-                rows = None
+    seen = _sluice.join_look(
+        tensors,
+        -1 if new else dim,
+        not dim and not dtype.is_complex,
+        first.element_size(),
+        torch.Tensor,
+        torch.strided,
+        dtype,
+        shape,
+    )
+    if seen is None:
+        return None
+    total, rows = seen
     return (*shape[:dim], total, *shape[dim if new else dim + 1 :]), rows
 
 

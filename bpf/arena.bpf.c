@@ -47,7 +47,7 @@ static __always_inline struct sluice_arena *get_arena(void *ctx, enum sluice_kin
 	return a;
 }
 
-static __always_inline enum sluice_kind get_kind(void *ctx)
+static __always_inline enum sluice_kind get_arena_kind(void *ctx)
 {
 	return get_arg(ctx, ARG_BACKEND) == 1 ? SLUICE_ARENA_KMOD : SLUICE_ARENA_MEMFD;
 }
@@ -55,7 +55,7 @@ static __always_inline enum sluice_kind get_kind(void *ctx)
 SEC("uprobe")
 int batch_publish(void *ctx)
 {
-	enum sluice_kind kind = get_kind(ctx);
+	enum sluice_kind kind = get_arena_kind(ctx);
 	long bytes = get_arg(ctx, ARG_BYTES);
 	struct channel ch = {};
 	struct duration d = {.end_ns = bpf_ktime_get_ns()};
@@ -77,7 +77,7 @@ int batch_publish(void *ctx)
 SEC("uprobe")
 int batch_next(void *ctx)
 {
-	enum sluice_kind kind = get_kind(ctx);
+	enum sluice_kind kind = get_arena_kind(ctx);
 	long bytes = get_arg(ctx, ARG_BYTES);
 	struct channel ch = {};
 	struct duration d = {.end_ns = bpf_ktime_get_ns()};
@@ -103,7 +103,7 @@ int batch_release(void *ctx)
 
 	if (!is_target(bpf_get_current_pid_tgid() >> 32))
 		return 0;
-	a = get_arena(ctx, get_kind(ctx));
+	a = get_arena(ctx, get_arena_kind(ctx));
 	if (a) {
 		add(a->released, 1);
 		add(a->released_bytes, get_arg(ctx, ARG_BYTES));
@@ -114,7 +114,7 @@ int batch_release(void *ctx)
 /* The library knows how long it waited when the wait is over: that comes in the place of bytes. */
 static __always_inline int finish_wait(void *ctx, enum sluice_dir dir)
 {
-	enum sluice_kind kind = get_kind(ctx);
+	enum sluice_kind kind = get_arena_kind(ctx);
 	u64 ns = get_arg(ctx, ARG_BYTES);
 	struct duration d = {
 		.end_ns = bpf_ktime_get_ns(),

@@ -2,7 +2,6 @@
 #
 # The eBPF counters, and the verbs of the program that load and read them.
 
-BPF_PARTS := pipe socket memory task arena
 BPF_MISSING := $(strip $(foreach t,$(CLANG) bpftool,$(if $(shell command -v $(t)),,$(t))) \
 	$(if $(wildcard /usr/include/bpf/libbpf.h),,libbpf-dev))
 BPF_ARCH := $(patsubst aarch64,arm64,$(patsubst x86_64,x86,$(shell uname -m)))
@@ -18,14 +17,13 @@ BPF_LIBS := -l:libbpf.a -lelf -lz -lm
 TOOLS_EXTRA_OBJ += $(BPF_OBJS)
 TOOLS_LIBS += $(BPF_LIBS)
 
-$(B)/bpf/%.bpf.o: bpf/%.bpf.c bpf/count.bpf.h bpf/counters.h bpf/kernel.h
+# bpftool leaves out what only a debugger would want.
+$(B)/bpf/counters.bpf.o: $(wildcard bpf/*.bpf.c bpf/*.h)
 	$(call say,BPF,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CLANG) $(BPF_CFLAGS) -c -o $@ $<
-
-$(B)/bpf/counters.bpf.o: $(BPF_PARTS:%=$(B)/bpf/%.bpf.o)
-	$(call say,BPFLD,$@)
-	$(Q)bpftool gen object $@ $^
+	$(Q)$(CLANG) $(BPF_CFLAGS) -c -o $@.tmp bpf/counters.bpf.c
+	$(Q)bpftool gen object $@ $@.tmp
+	$(Q)rm $@.tmp
 
 $(B)/bpf/counters.skel.h: $(B)/bpf/counters.bpf.o
 	$(call say,SKEL,$@)

@@ -10,14 +10,14 @@
 #include <bpf/bpf_tracing.h>
 #include "counters.h"
 
-/* One definition, weak in each object: the linker merges them. User space may change the sizes. */
+/* User space may change the sizes. */
 #define MAP(name, kind, entries, key_type, value_type) \
 	struct {                                       \
 		__uint(type, kind);                    \
 		__uint(max_entries, entries);          \
 		__type(key, key_type);                 \
 		__type(value, value_type);             \
-	} name __weak SEC(".maps")
+	} name SEC(".maps")
 
 MAP(counts, BPF_MAP_TYPE_HASH, 16384, struct sluice_count_key, struct sluice_count);
 MAP(ends, BPF_MAP_TYPE_HASH, 16384, struct sluice_end_key, struct sluice_end);
@@ -28,6 +28,9 @@ MAP(targets, BPF_MAP_TYPE_HASH, 16384, int, __u64);
 MAP(config, BPF_MAP_TYPE_ARRAY, 1, __u32, struct sluice_config);
 MAP(lost, BPF_MAP_TYPE_ARRAY, 1, __u32, struct sluice_lost);
 
+/* Set before loading: count the processes in the map "targets" and their children, not all. */
+const volatile bool only_targets = false;
+
 struct channel {
 	u64 ino;
 	u32 dev;
@@ -36,12 +39,16 @@ struct channel {
 /* A thread can be in one of each at a time: a fault inside a write inside a splice. */
 enum frame {
 	FRAME_SPLICE,
+	FRAME_SENDFILE,
 	FRAME_CALL,
 	FRAME_FAULT,
 	FRAME_UNMAP,
 	FRAME_POLL,
 	FRAMES,
 };
+
+/* As many of a function's arguments as its end needs to see again. */
+#define ARGS 4
 
 struct record {
 	u64 slept_ns; /* all sleep inside any frame so far */
@@ -51,6 +58,8 @@ struct record {
 	u32 open; /* bit per frame */
 	u32 pipe_mode; /* of the file that get_pipe_info() last looked at */
 	void *pipe;
+	u64 pipe_file; /* that a session of get_pipe_info() looks at */
+	u64 args[FRAME_FAULT][ARGS]; /* of splices and calls that a session counts */
 	struct channel pipe_channel;
 	struct channel poll_channel;
 	enum sluice_kind poll_kind;
@@ -62,7 +71,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct record);
-} records __weak SEC(".maps");
+} records SEC(".maps");
 
 struct duration {
 	u64 end_ns;
@@ -95,9 +104,7 @@ static __always_inline struct sluice_config *get_config(void)
 
 static __always_inline bool is_target(int tgid)
 {
-	struct sluice_config *cfg = get_config();
-
-	return !cfg || !cfg->only_targets || bpf_map_lookup_elem(&targets, &tgid);
+	return !only_targets || bpf_map_lookup_elem(&targets, &tgid);
 }
 
 static __always_inline struct record *get_record(void)
@@ -108,10 +115,14 @@ static __always_inline struct record *get_record(void)
 static __always_inline struct record *make_record(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	struct record *rec;
 
 	if (!is_target(task->tgid))
 		return NULL;
-	return bpf_task_storage_get(&records, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	rec = bpf_task_storage_get(&records, task, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!rec)
+		count_lost(records);
+	return rec;
 }
 
 static __always_inline struct record *open_frame(enum frame frame)
@@ -123,6 +134,8 @@ static __always_inline struct record *open_frame(enum frame frame)
 	rec->open |= 1u << frame;
 	rec->start[frame] = bpf_ktime_get_ns();
 	rec->slept_at_start[frame] = rec->slept_ns;
+	if (frame == FRAME_SPLICE)
+		rec->pipe = NULL;
 	return rec;
 }
 
@@ -142,11 +155,96 @@ static __always_inline void close_frame(struct record *rec, enum frame frame, st
 	}
 	rec->open &= ~(1u << frame);
 	/* The time inside a splice is the splice's. */
-	if (frame == FRAME_CALL && in_frame(rec, FRAME_SPLICE))
+	if (frame == FRAME_CALL && rec->open & (1u << FRAME_SPLICE | 1u << FRAME_SENDFILE))
 		return;
 	d->time_ns = d->end_ns - rec->start[frame];
 	d->slept_ns = rec->slept_ns - rec->slept_at_start[frame];
 }
+
+/*
+ * A function is counted in one of two ways, of which user space loads one.
+ *
+ * NAME_enter and NAME_exit are called by trampolines (fentry, fexit): the cheapest. But the kernel
+ * passes over a program that a preempted thread is in, until this thread gets the CPU back, and the
+ * others that call the function there meanwhile are not seen. So trampolines will not do where kernel
+ * code is preempted.
+ *
+ * NAME_call is a session on the function graph tracer, which calls it with preemption off, when the
+ * function begins and when it returns. By then the arguments are gone, so the record keeps them.
+ */
+struct call {
+	u64 args[ARGS];
+	long ret;
+	bool session;
+};
+
+extern void *bpf_rdonly_cast(void *object, __u32 type) __ksym __weak;
+
+/* An argument that is a pointer to a struct of the kernel's. A trampoline's has its type already. */
+#define arg_ptr(call, n, type)                                                                     \
+	((call)->session                                                                           \
+		 ? (type *)bpf_rdonly_cast((void *)(call)->args[n], bpf_core_type_id_kernel(type)) \
+		 : (type *)(call)->args[n])
+
+/* At the beginning this is the function's address, at its end that of its caller. */
+static __always_inline bool has_returned(struct pt_regs *ctx)
+{
+	return PT_REGS_IP(ctx) - bpf_get_func_ip(ctx) >= 32;
+}
+
+static __always_inline void get_args(struct pt_regs *ctx, u64 *args)
+{
+	args[0] = PT_REGS_PARM1(ctx);
+	args[1] = PT_REGS_PARM2(ctx);
+	args[2] = PT_REGS_PARM3(ctx);
+	args[3] = PT_REGS_PARM4(ctx);
+}
+
+/* A call without a record, or whose beginning was not seen, still counts but for its time. */
+static __always_inline bool is_counted(struct record *rec, enum frame frame)
+{
+	return in_frame(rec, frame) || is_target(bpf_get_current_pid_tgid() >> 32);
+}
+
+/* @count(record, call) adds up a call of a function with @num arguments. */
+#define COUNT_CALLS(name, function, frame, num, count)                            \
+	SEC("fentry/" function) int name##_enter(void *ctx)                       \
+	{                                                                         \
+		open_frame(frame);                                                \
+		return 0;                                                         \
+	}                                                                         \
+	SEC("fexit/" function) int name##_exit(u64 *ctx)                          \
+	{                                                                         \
+		struct call call = {.ret = ctx[num]};                             \
+		struct record *rec = get_record();                                \
+                                                                                  \
+		if (!is_counted(rec, frame))                                      \
+			return 0;                                                 \
+		for (int i = 0; i < (num) && i < ARGS; i++)                       \
+			call.args[i] = ctx[i];                                    \
+		count(rec, &call);                                                \
+		return 0;                                                         \
+	}                                                                         \
+	SEC("kprobe.multi/" function) int name##_call(struct pt_regs *ctx)        \
+	{                                                                         \
+		struct call call = {.session = true};                             \
+		struct record *rec;                                               \
+                                                                                  \
+		if (!has_returned(ctx)) {                                         \
+			rec = open_frame(frame);                                  \
+			if (!rec)                                                 \
+				return 1;                                         \
+			get_args(ctx, rec->args[frame]);                          \
+			return 0;                                                 \
+		}                                                                 \
+		rec = get_record();                                               \
+		if (!in_frame(rec, frame))                                        \
+			return 0;                                                 \
+		__builtin_memcpy(call.args, rec->args[frame], sizeof(call.args)); \
+		call.ret = PT_REGS_RC(ctx);                                       \
+		count(rec, &call);                                                \
+		return 0;                                                         \
+	}
 
 static __always_inline void fill_task(struct sluice_task *t, struct task_struct *leader)
 {

@@ -132,11 +132,11 @@ struct sluice_lost {
 	__u64 arenas;
 	__u64 targets; /* a child of a traced process that is not traced */
 	__u64 calls; /* calls whose time is not known */
+	__u64 records; /* calls of which nothing could be noted when they began */
 };
 
 /* How the programs behave; written by user space into the pinned map "config". */
 struct sluice_config {
-	int only_targets; /* count the processes in the map "targets" and their children */
 	int fold_exited;
 };
 

@@ -3,43 +3,27 @@
 #include "count.bpf.h"
 
 /* The other process takes no part: whoever calls has both ends, and the calling end counts. */
-static __always_inline int finish_vm(enum sluice_dir dir, long ret)
+static __always_inline void finish_vm(struct record *rec, enum sluice_dir dir, long ret)
 {
 	struct channel ch = {};
 	struct duration d;
 
-	if (!is_target(bpf_get_current_pid_tgid() >> 32))
-		return 0;
-	close_frame(get_record(), FRAME_CALL, &d);
+	close_frame(rec, FRAME_CALL, &d);
 	count_call(SLUICE_PROCESS_VM, dir, ret, &ch, &d);
-	return 0;
 }
 
-SEC("fentry/__x64_sys_process_vm_writev")
-int BPF_PROG(vm_write_enter)
+static __always_inline void count_vm_write(struct record *rec, const struct call *call)
 {
-	open_frame(FRAME_CALL);
-	return 0;
+	finish_vm(rec, SLUICE_OUT, call->ret);
 }
 
-SEC("fexit/__x64_sys_process_vm_writev")
-int BPF_PROG(vm_write_exit, void *regs, long ret)
+static __always_inline void count_vm_read(struct record *rec, const struct call *call)
 {
-	return finish_vm(SLUICE_OUT, ret);
+	finish_vm(rec, SLUICE_IN, call->ret);
 }
 
-SEC("fentry/__x64_sys_process_vm_readv")
-int BPF_PROG(vm_read_enter)
-{
-	open_frame(FRAME_CALL);
-	return 0;
-}
-
-SEC("fexit/__x64_sys_process_vm_readv")
-int BPF_PROG(vm_read_exit, void *regs, long ret)
-{
-	return finish_vm(SLUICE_IN, ret);
-}
+COUNT_CALLS(vm_write, "__x64_sys_process_vm_writev", FRAME_CALL, 1, count_vm_write)
+COUNT_CALLS(vm_read, "__x64_sys_process_vm_readv", FRAME_CALL, 1, count_vm_read)
 
 static __always_inline struct sluice_memory *get_memory(void)
 {

@@ -21,21 +21,37 @@ int BPF_PROG(task_switch, bool preempt, struct task_struct *prev, struct task_st
 	return 0;
 }
 
-/* Loaded only for a trace of chosen processes. */
-SEC("tp_btf/sched_process_fork")
-int BPF_PROG(task_fork, struct task_struct *parent, struct task_struct *child)
+static __always_inline void add_child(struct task_struct *parent, struct task_struct *child)
 {
 	int tgid = parent->tgid;
 	u64 start;
 
 	if (child->tgid == tgid || !bpf_map_lookup_elem(&targets, &tgid))
-		return 0;
+		return;
 	tgid = child->tgid;
 	start = child->start_boottime;
 	if (bpf_map_update_elem(&targets, &tgid, &start, BPF_ANY))
 		count_lost(targets);
 	note_task(child);
+}
+
+/* Loaded only for a trace of chosen processes. */
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(task_fork, struct task_struct *parent, struct task_struct *child)
+{
+	add_child(parent, child);
 	return 0;
+}
+
+/* Where tracepoints can be preempted too. The child has its pid by now and does not run yet. */
+SEC("kprobe.multi/wake_up_new_task")
+int task_fork_call(struct pt_regs *ctx)
+{
+	struct call call = {.args = {PT_REGS_PARM1(ctx)}, .session = true};
+
+	if (!has_returned(ctx))
+		add_child(bpf_get_current_task_btf(), arg_ptr(&call, 0, struct task_struct));
+	return 1;
 }
 
 static __always_inline void merge_count(struct sluice_count *to, const struct sluice_count *from)
@@ -96,8 +112,7 @@ static __noinline void fold(struct task_struct *task, bool last)
 	}
 }
 
-SEC("tp_btf/sched_process_exit")
-int BPF_PROG(task_exit, struct task_struct *task)
+static __always_inline int end_task(struct task_struct *task)
 {
 	struct task_struct *leader = task->group_leader;
 	struct sluice_task_key key = {.start_ns = leader->start_boottime, .tgid = leader->tgid};
@@ -127,6 +142,23 @@ int BPF_PROG(task_exit, struct task_struct *task)
 	bpf_probe_read_kernel(t->comm, sizeof(t->comm), &leader->comm);
 	t->exit_ns = bpf_ktime_get_boot_ns();
 	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(task_exit, struct task_struct *task)
+{
+	return end_task(task);
+}
+
+/* Where tracepoints can be preempted too: a later step of the same end. */
+SEC("kprobe.multi/perf_event_exit_task")
+int task_exit_call(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (!has_returned(ctx) && PT_REGS_PARM1(ctx) == (u64)task)
+		end_task(task);
+	return 1;
 }
 
 /*

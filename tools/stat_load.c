@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 #include <bpf/bpf.h>
 #include <bpf/btf.h>
@@ -23,63 +25,104 @@
 #define SYSCALL(name) "sys_" name
 #endif
 
+/* Newer than the headers that this may be built with. */
+#define TRACE_KPROBE_SESSION 56
+
 enum need {
 	ALWAYS,
 	IF_THERE, /* what it counts has another hook on the kernels that lack it */
 	FOR_TARGETS,
 };
 
-/*
- * Programs in the order of attaching: what ends a call before what begins it, so that no call stays
- * open; sendfile last, which relies on the programs of splice to leave splice's bytes out.
- */
-static const struct hook {
+/* Which of the two ways to count a program belongs to: see bpf/count.bpf.h. */
+enum way {
+	BOTH,
+	TRAMPOLINE,
+	SESSION,
+};
+
+/* What a call that a program did not see is missing from. */
+enum miss {
+	BYTES,
+	COSTS, /* time and faults */
+};
+
+struct hook {
 	const char *program;
 	const char *functions[2]; /* first match in the kernel's BTF; none for a tracepoint */
 	const char *counts;
 	enum need need;
-} hooks[] = {
-	{"pipe_write_exit", {"anon_pipe_write", "pipe_write"}, "writes to pipes and FIFOs", ALWAYS},
-	{"pipe_write_enter", {"anon_pipe_write", "pipe_write"}, "time in pipe writes", ALWAYS},
-	{"pipe_read_exit", {"anon_pipe_read", "pipe_read"}, "reads from pipes and FIFOs", ALWAYS},
-	{"pipe_read_enter", {"anon_pipe_read", "pipe_read"}, "time in pipe reads", ALWAYS},
-	{"splice_exit", {"do_splice"}, "splice", ALWAYS},
-	{"splice_enter", {"do_splice"}, "time in splice", ALWAYS},
-	{"tee_exit", {"do_tee"}, "tee", ALWAYS},
-	{"tee_enter", {"do_tee"}, "time in tee", ALWAYS},
-	{"pipe_info_exit", {"get_pipe_info"}, "vmsplice, and which pipe sendfile fills", ALWAYS},
-	{"vmsplice_exit", {SYSCALL("vmsplice")}, "vmsplice", ALWAYS},
-	{"vmsplice_enter", {SYSCALL("vmsplice")}, "vmsplice", ALWAYS},
-	{"stream_send_exit", {"unix_stream_sendmsg"}, "sends on unix stream sockets", ALWAYS},
-	{"stream_send_enter", {"unix_stream_sendmsg"}, "time in stream sends", ALWAYS},
-	{"stream_sendpage_exit", {"unix_stream_sendpage"}, "splice into sockets", IF_THERE},
-	{"stream_sendpage_enter", {"unix_stream_sendpage"}, "splice into sockets", IF_THERE},
-	{"stream_receive_exit", {"unix_stream_recvmsg"}, "receives on stream sockets", ALWAYS},
-	{"stream_receive_enter", {"unix_stream_recvmsg"}, "time in stream receives", ALWAYS},
-	{"stream_splice_exit", {"unix_stream_splice_read"}, "splice out of sockets", ALWAYS},
-	{"stream_splice_enter", {"unix_stream_splice_read"}, "splice out of sockets", ALWAYS},
-	{"dgram_send_exit", {"unix_dgram_sendmsg"}, "datagram and seqpacket sends", ALWAYS},
-	{"dgram_send_enter", {"unix_dgram_sendmsg"}, "time in datagram sends", ALWAYS},
-	{"dgram_receive_exit", {"__unix_dgram_recvmsg"}, "datagram receives", ALWAYS},
-	{"dgram_receive_enter", {"__unix_dgram_recvmsg"}, "time in datagram receives", ALWAYS},
-	{"vm_write_exit", {SYSCALL("process_vm_writev")}, "process_vm_writev", ALWAYS},
-	{"vm_write_enter", {SYSCALL("process_vm_writev")}, "process_vm_writev", ALWAYS},
-	{"vm_read_exit", {SYSCALL("process_vm_readv")}, "process_vm_readv", ALWAYS},
-	{"vm_read_enter", {SYSCALL("process_vm_readv")}, "process_vm_readv", ALWAYS},
-	{"fault_exit", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS},
-	{"fault_enter", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS},
-	{"unmap_exit", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS},
-	{"unmap_piece", {"uprobe_munmap"}, "munmap of shared mappings", ALWAYS},
-	{"unmap_enter", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS},
-	{"poll_end", {"poll_freewait"}, "waits in poll and select", ALWAYS},
-	{"pipe_poll_exit", {"pipe_poll"}, "waits for pipes in poll and select", ALWAYS},
-	{"unix_poll_exit", {"unix_poll"}, "waits for sockets in poll and select", ALWAYS},
-	{"unix_dgram_poll_exit", {"unix_dgram_poll"}, "waits for sockets in poll", ALWAYS},
-	{"task_switch", {NULL}, "time asleep", ALWAYS},
-	{"task_exit", {NULL}, "the names of ended processes", ALWAYS},
-	{"task_fork", {NULL}, "children of traced processes", FOR_TARGETS},
-	{"sendfile_exit", {"splice_file_to_pipe"}, "sendfile into pipes", ALWAYS},
-	{"sendfile_enter", {"splice_file_to_pipe"}, "time in sendfile", ALWAYS},
+	enum way way;
+	enum miss miss;
+};
+
+#define CALLS(program, counts, need, ...)                                                      \
+	{program "_exit", {__VA_ARGS__}, counts, need, TRAMPOLINE, BYTES},                     \
+		{program "_enter", {__VA_ARGS__}, "time of " counts, need, TRAMPOLINE, COSTS}, \
+	{                                                                                      \
+		program "_call", {__VA_ARGS__}, counts, need, SESSION, BYTES                   \
+	}
+
+/*
+ * Programs in the order of attaching: what ends a call before what begins it, so that no call stays
+ * open; sendfile last, which relies on the programs of splice to leave splice's bytes out.
+ */
+static const struct hook hooks[] = {
+	CALLS("pipe_write", "writes to pipes and FIFOs", ALWAYS, "anon_pipe_write", "pipe_write"),
+	CALLS("pipe_read", "reads from pipes and FIFOs", ALWAYS, "anon_pipe_read", "pipe_read"),
+	CALLS("splice", "splice", ALWAYS, "do_splice"),
+	CALLS("tee", "tee", ALWAYS, "do_tee"),
+	{"pipe_info_exit",
+	 {"get_pipe_info"},
+	 "vmsplice, and which pipe sendfile fills",
+	 ALWAYS,
+	 TRAMPOLINE,
+	 BYTES},
+	{"pipe_info_call",
+	 {"get_pipe_info"},
+	 "vmsplice, and which pipe sendfile fills",
+	 ALWAYS,
+	 SESSION,
+	 BYTES},
+	CALLS("vmsplice", "vmsplice", ALWAYS, SYSCALL("vmsplice")),
+	CALLS("stream_send", "sends on unix stream sockets", ALWAYS, "unix_stream_sendmsg"),
+	CALLS("stream_sendpage", "splice into sockets", IF_THERE, "unix_stream_sendpage"),
+	CALLS("stream_receive", "receives on stream sockets", ALWAYS, "unix_stream_recvmsg"),
+	CALLS("stream_splice", "splice out of sockets", ALWAYS, "unix_stream_splice_read"),
+	CALLS("dgram_send", "datagram and seqpacket sends", ALWAYS, "unix_dgram_sendmsg"),
+	CALLS("dgram_receive", "datagram receives", ALWAYS, "__unix_dgram_recvmsg"),
+	CALLS("vm_write", "process_vm_writev", ALWAYS, SYSCALL("process_vm_writev")),
+	CALLS("vm_read", "process_vm_readv", ALWAYS, SYSCALL("process_vm_readv")),
+	{"fault_exit", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS, BOTH, COSTS},
+	{"fault_enter", {"handle_mm_fault"}, "faults on shared mappings", ALWAYS, BOTH, COSTS},
+	{"unmap_exit", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS, BOTH, COSTS},
+	{"unmap_piece", {"uprobe_munmap"}, "munmap of shared mappings", ALWAYS, BOTH, COSTS},
+	{"unmap_enter", {SYSCALL("munmap")}, "munmap of shared mappings", ALWAYS, BOTH, COSTS},
+	{"poll_end", {"poll_freewait"}, "waits in poll and select", ALWAYS, BOTH, COSTS},
+	{"pipe_poll_exit", {"pipe_poll"}, "waits for pipes in poll", ALWAYS, BOTH, COSTS},
+	{"unix_poll_exit", {"unix_poll"}, "waits for sockets in poll", ALWAYS, BOTH, COSTS},
+	{"unix_dgram_poll_exit",
+	 {"unix_dgram_poll"},
+	 "waits for sockets in poll",
+	 ALWAYS,
+	 BOTH,
+	 COSTS},
+	{"task_switch", {NULL}, "time asleep", ALWAYS, BOTH, COSTS},
+	{"task_exit", {NULL}, "the names of ended processes", ALWAYS, TRAMPOLINE, BYTES},
+	{"task_exit_call",
+	 {"perf_event_exit_task"},
+	 "the names of ended processes",
+	 ALWAYS,
+	 SESSION,
+	 BYTES},
+	{"task_fork", {NULL}, "children of traced processes", FOR_TARGETS, TRAMPOLINE, BYTES},
+	{"task_fork_call",
+	 {"wake_up_new_task"},
+	 "children of traced processes",
+	 FOR_TARGETS,
+	 SESSION,
+	 BYTES},
+	CALLS("sendfile", "sendfile into pipes", ALWAYS, "splice_file_to_pipe"),
 };
 
 #define HOOKS	     (sizeof(hooks) / sizeof(hooks[0]))
@@ -95,6 +138,8 @@ static const char *const map_names[STAT_MAPS] = {
 struct counters {
 	struct counters_bpf *skel;
 	struct bpf_link *links[HOOKS];
+	int sessions[HOOKS]; /* descriptors of links that libbpf does not know to make */
+	enum way way;
 	struct bpf_link *sites[MAX_SITES];
 	int num_sites;
 	bool pinned;
@@ -116,6 +161,45 @@ static __attribute__((format(printf, 1, 2))) void say(const char *fmt, ...)
 static int print_nothing(enum libbpf_print_level level, const char *fmt, va_list ap)
 {
 	return getenv("SLUICE_BPF_LOG") ? vfprintf(stderr, fmt, ap) : 0;
+}
+
+/*
+ * Sessions have preemption off throughout since they are on the function graph tracer (6.14); their
+ * predecessors also ran out of places where many threads blocked.
+ */
+static bool has_sessions(const struct btf *btf)
+{
+	const struct btf_type *type;
+	int id;
+
+	if (btf__find_by_name_kind(btf, "bpf_session_is_return", BTF_KIND_FUNC) <= 0)
+		return false;
+	id = btf__find_by_name_kind(btf, "fprobe", BTF_KIND_STRUCT);
+	if (id <= 0)
+		return false;
+	type = btf__type_by_id(btf, id);
+	for (int i = 0; i < btf_vlen(type); i++)
+		if (!strcmp(btf__name_by_offset(btf, btf_members(type)[i].name_off), "hlist_array"))
+			return true;
+	return false;
+}
+
+/* Whether this kernel takes the CPU away from kernel code; yes, if it does not say. */
+static bool is_preempted(void)
+{
+	char line[128] = "";
+	struct utsname uts;
+	FILE *f;
+
+	if (!uname(&uts) && !strstr(uts.version, "PREEMPT"))
+		return false;
+	f = fopen("/sys/kernel/debug/sched/preempt", "re");
+	if (!f)
+		return true;
+	if (!fgets(line, sizeof(line), f))
+		line[0] = '\0';
+	fclose(f);
+	return !strstr(line, "(none)") && !strstr(line, "(voluntary)");
 }
 
 static const char *find_function(const struct btf *btf, const struct hook *hook)
@@ -154,7 +238,8 @@ static int choose_programs(struct counters *c, const struct btf *btf,
 
 		if (!prog)
 			return -ENOENT;
-		if (c->refused[i] || (hook->need == FOR_TARGETS && !opts->only_targets)) {
+		if (c->refused[i] || (hook->way != BOTH && hook->way != c->way) ||
+		    (hook->need == FOR_TARGETS && !opts->only_targets)) {
 			bpf_program__set_autoload(prog, false);
 			continue;
 		}
@@ -168,7 +253,9 @@ static int choose_programs(struct counters *c, const struct btf *btf,
 			bpf_program__set_autoload(prog, false);
 			continue;
 		}
-		err = bpf_program__set_attach_target(prog, 0, function);
+		err = hook->way == SESSION
+			      ? bpf_program__set_expected_attach_type(prog, TRACE_KPROBE_SESSION)
+			      : bpf_program__set_attach_target(prog, 0, function);
 		if (err)
 			return err;
 	}
@@ -240,6 +327,7 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		c->skel = counters_bpf__open();
 		if (!c->skel)
 			return say_refused(-errno);
+		c->skel->rodata->only_targets = opts->only_targets;
 		err = choose_programs(c, btf, opts);
 		if (!err)
 			err = size_maps(c, opts);
@@ -253,6 +341,8 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		/* Nothing loaded at all: the maps are what failed. */
 		if (failed < 0 || err == -EPERM)
 			return say_refused(err);
+		if (hooks[failed].way == SESSION)
+			return err;
 		say_missing(&hooks[failed], strerror(-err));
 		c->refused[failed] = true;
 	}
@@ -263,7 +353,6 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 static int prepare_maps(struct counters *c, const struct counters_opts *opts)
 {
 	struct sluice_config config = {
-		.only_targets = opts->only_targets,
 		.fold_exited = opts->pin,
 	};
 	struct sluice_count_key key = {.tid = SLUICE_TID_OTHER};
@@ -283,22 +372,54 @@ static int prepare_maps(struct counters *c, const struct counters_opts *opts)
 	return err;
 }
 
-static int pin_link(struct bpf_link *link, struct bpf_program *prog, const char *name)
+static int pin_link(int link, const char *name)
+{
+	char path[192];
+
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", name);
+	unlink(path);
+	return bpf_obj_pin(link, path);
+}
+
+static int pin_hook(struct counters *c, size_t i, struct bpf_program *prog)
 {
 	char path[192];
 	int err;
 
-	snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", name);
-	unlink(path);
-	err = bpf_link__pin(link, path);
-	if (err || !prog)
+	err = pin_link(c->links[i] ? bpf_link__fd(c->links[i]) : c->sessions[i], hooks[i].program);
+	if (err)
 		return err;
-	snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", bpf_program__name(prog));
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", hooks[i].program);
 	unlink(path);
 	return bpf_program__pin(prog, path);
 }
 
-static int attach_programs(struct counters *c)
+/* Returns a descriptor or a negative errno. */
+static int attach_session(struct bpf_program *prog, const char *function)
+{
+	union bpf_attr attr = {0};
+	int fd;
+
+	attr.link_create.prog_fd = bpf_program__fd(prog);
+	attr.link_create.attach_type = TRACE_KPROBE_SESSION;
+	attr.link_create.kprobe_multi.cnt = 1;
+	attr.link_create.kprobe_multi.syms = (__u64)(unsigned long)&function;
+	fd = syscall(__NR_bpf, BPF_LINK_CREATE, &attr, sizeof(attr));
+	return fd < 0 ? -errno : fd;
+}
+
+static int attach_hook(struct counters *c, size_t i, struct bpf_program *prog,
+		       const struct btf *btf)
+{
+	if (hooks[i].way == SESSION && hooks[i].functions[0]) {
+		c->sessions[i] = attach_session(prog, find_function(btf, &hooks[i]));
+		return c->sessions[i] < 0 ? c->sessions[i] : 0;
+	}
+	c->links[i] = bpf_program__attach(prog);
+	return c->links[i] ? 0 : -errno;
+}
+
+static int attach_programs(struct counters *c, const struct btf *btf)
 {
 	int err;
 
@@ -307,15 +428,17 @@ static int attach_programs(struct counters *c)
 
 		if (!bpf_program__autoload(prog))
 			continue;
-		c->links[i] = bpf_program__attach(prog);
-		if (!c->links[i]) {
-			say_missing(&hooks[i], strerror(errno));
+		err = attach_hook(c, i, prog, btf);
+		if (err && hooks[i].way == SESSION)
+			return err;
+		if (err) {
+			say_missing(&hooks[i], strerror(-err));
 			c->refused[i] = true;
 			continue;
 		}
 		if (!c->pinned)
 			continue;
-		err = pin_link(c->links[i], prog, hooks[i].program);
+		err = pin_hook(c, i, prog);
 		if (err) {
 			say("cannot pin under " STAT_PIN_DIR ": %s", strerror(-err));
 			return err;
@@ -407,7 +530,8 @@ static int attach_site(const struct usdt_site *site, void *data)
 		return -errno;
 	a->found++;
 	snprintf(name, sizeof(name), "usdt_%s_%d", site->name, c->num_sites);
-	return c->pinned ? pin_link(c->sites[c->num_sites++], NULL, name) : (c->num_sites++, 0);
+	c->num_sites++;
+	return c->pinned ? pin_link(bpf_link__fd(c->sites[c->num_sites - 1]), name) : 0;
 }
 
 int counters_add_library(struct counters *c, const char *path)
@@ -417,6 +541,36 @@ int counters_add_library(struct counters *c, const char *path)
 
 	err = usdt_each_site(path, attach_site, &a);
 	return err ? err : a.found;
+}
+
+static void detach(struct counters *c)
+{
+	/* Reverse order: what begins a call goes before what ends it. */
+	for (int i = HOOKS - 1; i >= 0; i--) {
+		bpf_link__destroy(c->links[i]);
+		c->links[i] = NULL;
+		if (c->sessions[i] >= 0)
+			close(c->sessions[i]);
+		c->sessions[i] = -1;
+	}
+	for (int i = 0; i < c->num_sites; i++)
+		bpf_link__destroy(c->sites[i]);
+	c->num_sites = 0;
+	counters_bpf__destroy(c->skel);
+	c->skel = NULL;
+}
+
+static int start(struct counters *c, const struct btf *btf, const struct counters_opts *opts)
+{
+	int err;
+
+	err = open_and_load(c, btf, opts);
+	if (err)
+		return err;
+	for (int i = 0; i < STAT_MAPS; i++)
+		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
+	err = prepare_maps(c, opts);
+	return err ? err : attach_programs(c, btf);
 }
 
 int counters_load(struct counters **out, const struct counters_opts *opts)
@@ -441,7 +595,9 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	}
 	for (int i = 0; i < STAT_MAPS; i++)
 		c->maps[i] = -1;
+	memset(c->sessions, -1, sizeof(c->sessions));
 	c->pinned = opts->pin;
+	c->way = opts->trampolines || !is_preempted() || !has_sessions(btf) ? TRAMPOLINE : SESSION;
 	if (opts->pin) {
 		err = make_pin_dirs();
 		if (err)
@@ -450,14 +606,13 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 		unpin_dir(STAT_PIN_DIR "/links");
 		unpin_dir(STAT_PIN_DIR "/programs");
 	}
-	err = open_and_load(c, btf, opts);
-	if (err)
-		goto fail;
-	for (int i = 0; i < STAT_MAPS; i++)
-		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
-	err = prepare_maps(c, opts);
-	if (!err)
-		err = attach_programs(c);
+	err = start(c, btf, opts);
+	/* A kernel that has sessions and does not want these: better some calls than none. */
+	if (err && err != -EPERM && c->way == SESSION) {
+		detach(c);
+		c->way = TRAMPOLINE;
+		err = start(c, btf, opts);
+	}
 	if (err)
 		goto fail;
 	if (opts->library) {
@@ -485,6 +640,7 @@ int counters_open(struct counters **out)
 	if (!c)
 		return -ENOMEM;
 	c->pinned = true;
+	memset(c->sessions, -1, sizeof(c->sessions));
 	for (int i = 0; i < STAT_MAPS; i++) {
 		snprintf(path, sizeof(path), STAT_PIN_DIR "/%s", map_names[i]);
 		c->maps[i] = bpf_obj_get(path);
@@ -503,13 +659,8 @@ void counters_close(struct counters *c)
 {
 	if (!c)
 		return;
-	/* Reverse order: what begins a call goes before what ends it. */
-	for (int i = HOOKS - 1; i >= 0; i--)
-		bpf_link__destroy(c->links[i]);
-	for (int i = 0; i < c->num_sites; i++)
-		bpf_link__destroy(c->sites[i]);
 	if (c->skel)
-		counters_bpf__destroy(c->skel);
+		detach(c);
 	else
 		for (int i = 0; i < STAT_MAPS; i++)
 			if (c->maps[i] >= 0)
@@ -538,45 +689,56 @@ static __u64 get_missed(int fd)
 	return bpf_obj_get_info_by_fd(fd, &info, &len) ? 0 : info.recursion_misses;
 }
 
-__u64 counters_missed(const struct counters *c)
+void counters_missed(const struct counters *c, __u64 *calls, __u64 *costs)
 {
 	char path[128];
-	__u64 sum = 0;
 	int fd;
 
+	*calls = 0;
+	*costs = 0;
 	for (size_t i = 0; i < HOOKS; i++) {
-		if (c->skel) {
-			struct bpf_program *prog =
-				bpf_object__find_program_by_name(c->skel->obj, hooks[i].program);
+		__u64 *sum = hooks[i].miss == BYTES ? calls : costs;
 
-			if (bpf_program__fd(prog) >= 0)
-				sum += get_missed(bpf_program__fd(prog));
+		if (c->skel) {
+			fd = bpf_program__fd(find_program((struct counters *)c, &hooks[i]));
+			if (fd >= 0)
+				*sum += get_missed(fd);
 			continue;
 		}
 		snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", hooks[i].program);
 		fd = bpf_obj_get(path);
 		if (fd < 0)
 			continue;
-		sum += get_missed(fd);
+		*sum += get_missed(fd);
 		close(fd);
 	}
-	return sum;
+}
+
+static bool is_pinned(const struct hook *hook)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", hook->program);
+	return !access(path, F_OK);
 }
 
 void counters_print_hooks(FILE *f)
 {
+	enum way way = TRAMPOLINE;
 	int attached = 0, missing = 0;
-	char path[128];
 
 	for (size_t i = 0; i < HOOKS; i++) {
-		snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", hooks[i].program);
-		attached += !access(path, F_OK);
+		attached += is_pinned(&hooks[i]);
+		if (hooks[i].way == SESSION && is_pinned(&hooks[i]))
+			way = SESSION;
 	}
-	fprintf(f, "hooks attached: %d", attached);
+	fprintf(f, "hooks attached: %d, by %s", attached,
+		way == SESSION ? "sessions, as kernel code is preempted" : "trampolines");
 	for (size_t i = 0; i < HOOKS; i++) {
-		snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", hooks[i].program);
-		if (hooks[i].need == ALWAYS && access(path, F_OK))
-			fprintf(f, "%s %s", missing++ ? "," : "; missing:", hooks[i].program);
+		if (hooks[i].need != ALWAYS || (hooks[i].way != BOTH && hooks[i].way != way) ||
+		    is_pinned(&hooks[i]))
+			continue;
+		fprintf(f, "%s %s", missing++ ? "," : "; missing:", hooks[i].program);
 	}
 	fputc('\n', f);
 }

@@ -30,6 +30,7 @@ struct counters;
  * struct counters_opts - how to load
  * @size: sizeof(struct counters_opts)
  * @only_targets: count the processes given to counters_add_target() and their children, not all
+ * @trampolines: count by trampolines even where the kernel can keep calls from them (for tests)
  * @pin: leave programs and maps behind under STAT_PIN_DIR, using maps that are pinned already
  * @max_entries: entries of each map that grows with the number of threads; 0 for the default
  * @library: the libsluice whose probes to attach to; NULL for the installed one
@@ -37,6 +38,7 @@ struct counters;
 struct counters_opts {
 	size_t size;
 	bool only_targets;
+	bool trampolines;
 	bool pin;
 	unsigned int max_entries;
 	const char *library;
@@ -72,8 +74,13 @@ int counters_add_target(struct counters *c, pid_t tgid);
 /* Attaches to the probes of the libsluice at @path. Returns the number of sites or -errno. */
 int counters_add_library(struct counters *c, const char *path);
 
-/* Calls that the kernel did not show to a program since it was already running on that CPU. */
-__u64 counters_missed(const struct counters *c);
+/**
+ * counters_missed() - what the kernel did not show to a program that was already running on that CPU
+ * @c: the counters
+ * @calls: calls that are not counted at all
+ * @costs: page faults, waits in poll, or the time of calls
+ */
+void counters_missed(const struct counters *c, __u64 *calls, __u64 *costs);
 
 /* One line: how many hooks are pinned, and which are not. */
 void counters_print_hooks(FILE *f);

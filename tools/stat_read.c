@@ -484,7 +484,7 @@ int snapshot_read(struct snapshot *s, const struct counters *c)
 	memset(s, 0, sizeof(*s));
 	clock_gettime(CLOCK_BOOTTIME, &ts);
 	s->now_ns = ts.tv_sec * 1000000000ull + ts.tv_nsec;
-	s->missed = counters_missed(c);
+	counters_missed(c, &s->missed, &s->missed_costs);
 	err = bpf_map_lookup_elem(counters_map_fd(c, STAT_LOST), &zero, &s->lost);
 	if (!err)
 		err = read_counts(s, c);

@@ -54,7 +54,8 @@ struct snapshot {
 	struct arena_peer *arenas;
 	int num_arenas;
 	struct sluice_lost lost;
-	__u64 missed;
+	__u64 missed; /* calls that are not counted, */
+	__u64 missed_costs; /* and faults and waits that are not */
 	__u64 now_ns; /* CLOCK_BOOTTIME */
 };
 

@@ -122,6 +122,7 @@ static void write_json_lost(struct json *j, const struct sluice_lost *l)
 	json_uint(j, "arenas", l->arenas);
 	json_uint(j, "targets", l->targets);
 	json_uint(j, "calls", l->calls);
+	json_uint(j, "records", l->records);
 	json_object_end(j);
 }
 
@@ -145,6 +146,7 @@ void write_json(FILE *f, const struct snapshot *s)
 	json_array_end(&j);
 	write_json_lost(&j, &s->lost);
 	json_uint(&j, "missed", s->missed);
+	json_uint(&j, "missed_costs", s->missed_costs);
 	json_object_end(&j);
 	fputc('\n', f);
 	fflush(f);

@@ -4,11 +4,12 @@
 # lets it, and three kernels at that.
 
 ifeq ($(BPF_MISSING),)
-BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead storm)
+BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead press storm)
 BPF_LOADER := $(B)/tools/stat_load.o $(B)/tools/stat_usdt.o
 
 $(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o lib/usdt.h
 $(B)/test/bpf/overhead: tests/bpf/overhead.c $(BPF_LOADER)
+$(B)/test/bpf/press: tests/bpf/press.c
 $(B)/test/bpf/storm: tests/bpf/storm.c
 
 $(BPF_TESTS):

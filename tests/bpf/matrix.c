@@ -608,6 +608,7 @@ int main(int argc, char **argv)
 		.library = "/proc/self/exe",
 	};
 	static sums before, after;
+	__u64 missed[2];
 	struct counters *c;
 	int failed = 0, err;
 
@@ -642,7 +643,8 @@ int main(int argc, char **argv)
 		printf("%sok %zu - %s\n", err ? "not " : "", i + 1, routes[i].name);
 		failed += !!err;
 	}
-	err = counters_missed(c) != 0;
+	counters_missed(c, &missed[0], &missed[1]);
+	err = missed[0] != 0;
 	printf("%sok %zu - no call was missed\n", err ? "not " : "", ROUTES + 1);
 	counters_close(c);
 	return failed || err;

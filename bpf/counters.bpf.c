@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* All programs in one object, so that they share maps, records and functions of the kernel. */
+#include "count.bpf.h"
+#include "pipe.bpf.c"
+#include "socket.bpf.c"
+#include "memory.bpf.c"
+#include "task.bpf.c"
+#include "arena.bpf.c"
+
+char LICENSE[] SEC("license") = "GPL";

@@ -328,6 +328,27 @@ int sluice_batch_post(struct sluice_batch *b, uint64_t **word, uint64_t *value, 
 	return 0;
 }
 
+int sluice_batch_quiet(struct sluice_batch *b)
+{
+	struct sluice_arena *a = b->a;
+	struct shm_channel *c;
+	uint64_t tail, was;
+
+	if (arena_forked(a) || b->state != BATCH_POSTED || a->hdr.abi_minor < 1)
+		return 0;
+	c = b->ch->shm;
+	if (ld_sc(&c->loops) || map_any(c->consumer_sleepers))
+		return 0;
+	tail = ld_acq(&c->tail); /* behind our cell: ring_push() saw to that */
+	for (int tries = 0; (was = ld_sc(&c->quiet)) < tail; tries++) {
+		if (cas_sc(&c->quiet, was, tail)) /* Q1: pairs with S2 */
+			break;
+		if (tries == 8)
+			return 0;
+	}
+	return !ld_sc(&c->loops) && !map_any(c->consumer_sleepers); /* Q2: pairs with S1 */
+}
+
 void sluice_batch_posted(struct sluice_batch *b)
 {
 	struct sluice_arena *a;

@@ -215,6 +215,7 @@ struct sluice_channel {
 	uint64_t sequence;
 	uint64_t spin_max_ns;
 	uint64_t spin_ns; /* adapts */
+	uint64_t nap_ns; /* the last sleep in front of a quiet batch; 0 when there was none */
 	uint32_t turn; /* batches that it may still queue before those who wait for room */
 
 	bool rung; /* while it was armed, and not yet made use of */

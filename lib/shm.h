@@ -15,7 +15,7 @@
 
 #define SHM_MAGIC     0x6165726165637573ULL
 #define SHM_ABI_MAJOR 1
-#define SHM_ABI_MINOR 0
+#define SHM_ABI_MINOR 1 /* 1: .quiet and .loops of a channel */
 
 #define SHM_NALIAS    1024
 #define SHM_NCELLS    32768
@@ -201,6 +201,8 @@ struct shm_channel {
 	shm_u32 producer_joins; /* under the lock: endpoints that were ever opened */
 	shm_u32 consumer_joins;
 	shm_u32 last_producer_died;
+	shm_u32 loops; /* a consumer has slept in a loop of its own: it must be rung */
+	shm_u64 quiet; /* nobody may ring for what is queued before this position */
 	_Alignas(SHM_LINE) struct shm_stats retired; /* of endpoints that are gone */
 };
 

@@ -258,6 +258,9 @@ int sleep_descriptor(struct sluice_channel *ch)
 
 	if (ch->poll_fd >= 0)
 		return ch->poll_fd;
+	/* A loop of the caller's does not nap.  Pairs with sluice_batch_quiet(). */
+	if (ch->flags & SLUICE_CHANNEL_CONSUME)
+		atomic_store(&ch->shm->loops, 1);
 	if (!ch->sleeper) {
 		err = sleeper_init(ch);
 		if (err)

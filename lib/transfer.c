@@ -11,6 +11,8 @@ USDT_DEFINE(batch_wait);
 USDT_DEFINE(space_wait);
 
 #define PATIENCE_NS 10000000ull
+#define NAP_MIN_NS  50000ull
+#define NAP_MAX_NS  1000000ull
 
 /* What a wait for a batch or for room took; its beginning is known only once it is over. */
 static void count_wait(struct sluice_channel *ch, shm_u64 *waits, shm_u64 *wait_ns, uint64_t since)
@@ -93,6 +95,12 @@ static bool disarm(struct sluice_channel *ch)
 	return rung;
 }
 
+/* Is something queued that nobody will ring for?  Pairs with sluice_batch_quiet(). */
+static bool quiet_ahead(struct sluice_channel *ch)
+{
+	return ld_sc(&ch->shm->quiet) > ld_acq(&ch->shm->head);
+}
+
 /*
  * Spin, then sleep, until ready() may have become true.
  * @rung: set when somebody rang for us: what we leave undone is then another sleeper's
@@ -102,13 +110,21 @@ static bool disarm(struct sluice_channel *ch)
 static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struct sluice_channel *),
 		    uint64_t deadline, bool *rung)
 {
+	uint64_t until = deadline;
 	int err = 0;
 
 	if (sleep_spin(ch, ready, deadline))
 		return 0;
 	sleep_prepare(ch, map); /* S1 */
-	if (!ready(ch)) /* S2 */
-		err = sleep_wait(ch, deadline);
+	if (!ready(ch)) { /* S2 */
+		if (quiet_ahead(ch)) {
+			ch->nap_ns = min_u64(max_u64(2 * ch->nap_ns, NAP_MIN_NS), NAP_MAX_NS);
+			until = min_u64(deadline, now_ns() + ch->nap_ns);
+		}
+		err = sleep_wait(ch, until);
+		if (err == -ETIMEDOUT && until < deadline)
+			err = 0;
+	}
 	if (!map_clear(map, ch->number)) /* S4 */
 		*rung = true;
 	return err;
@@ -255,6 +271,7 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		batch_put(b);
 		return err;
 	}
+	ch->nap_ns = 0;
 	st_rlx(&a->leases[lease].since_ns, now ? now : now_coarse_ns());
 	return batch_hand_out(ch, b, lease, word, out);
 }
@@ -431,7 +448,7 @@ int sluice_channel_arm(struct sluice_channel *ch)
 	ch->armed = consume ? ch->shm->consumer_sleepers : ch->shm->producer_sleepers;
 	st_rlx(&ch->ep->need, ROOM_AT_ONCE); /* nobody times how patient a caller's loop is */
 	sleep_prepare(ch, ch->armed);
-	if (consume ? !ready_to_consume(ch) : !ready_to_produce(ch))
+	if (consume ? !ready_to_consume(ch) && !quiet_ahead(ch) : !ready_to_produce(ch))
 		return 0;
 	ch->rung = disarm(ch);
 	return 1;

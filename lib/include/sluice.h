@@ -748,6 +748,19 @@ int sluice_batch_post(struct sluice_batch *b, uint64_t **word, uint64_t *value,
 void sluice_batch_posted(struct sluice_batch *b);
 
 /**
+ * sluice_batch_quiet - may sluice_batch_posted() come late?
+ * @b: a posted batch
+ *
+ * For devices that are many times faster than a call on their completion.  If so, consumers that come
+ * to wait for this batch look for it by themselves, every millisecond at worst, until they have it.
+ *
+ * Return: 1 when every consumer of the channel is awake: sluice_batch_posted() may be called at
+ * any time after the batch is complete; 0 when some sleep, or have slept in loops of their own: it must
+ * be called as soon as the batch is complete.
+ */
+int sluice_batch_quiet(struct sluice_batch *b);
+
+/**
  * sluice_batch_unpost - take a posted batch back: its payload will never be complete
  * @b: a posted batch; on success it is being written again
  *

@@ -146,6 +146,119 @@ TEST_F(post, sleepers_are_rung_for_what_waited_behind)
 	EXPECT_EQ(0, child_wait(pid[1]));
 }
 
+/* A process that takes one batch, says so, and stays. */
+static pid_t taker(struct sluice_arena *inherited, struct gate *took)
+{
+	pid_t pid;
+
+	CHILD(pid) {
+		struct sluice_arena *a = arena_child(inherited);
+		struct sluice_channel *in =
+			channel_join(a, "post", SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_NO_SPIN);
+		struct sluice_batch *got;
+
+		CHECK_OK(sluice_channel_next(in, &got, LONG_WAIT));
+		sluice_batch_release(got);
+		gate_open(took);
+		pause();
+	}
+	return pid;
+}
+
+TEST_F(post, who_comes_to_wait_for_a_quiet_batch_finds_it)
+{
+	struct sluice_batch *b;
+	uint64_t *word, value, start;
+	struct gate took;
+	void *data;
+	pid_t pid;
+
+	gate_init(&took);
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	EXPECT_EQ(1, sluice_batch_quiet(b));
+	pid = taker(self->a, &took);
+	child_wait_asleep(pid);
+	start = now_ns();
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST); /* as a device would; nobody rings */
+	gate_pass(&took);
+	EXPECT_GT(SEC, now_ns() - start);
+	sluice_batch_posted(b);
+	child_kill(pid);
+}
+
+TEST_F(post, nothing_is_quiet_while_somebody_sleeps)
+{
+	struct sluice_batch *b;
+	uint64_t *word, value;
+	struct gate took;
+	void *data;
+	pid_t pid;
+
+	gate_init(&took);
+	pid = taker(self->a, &took);
+	child_wait_asleep(pid);
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	EXPECT_EQ(0, sluice_batch_quiet(b));
+	sluice_batch_posted(b);
+	gate_pass(&took);
+	child_kill(pid);
+}
+
+/* One that is rung for stands before one that is not, and who takes the first does not come back. */
+TEST_F(post, a_quiet_batch_behind_another_is_found_as_well)
+{
+	uint64_t *word[2], value[2];
+	struct sluice_batch *b[2];
+	struct gate took;
+	pid_t pid[2];
+	void *data;
+
+	gate_init(&took);
+	for (int i = 0; i < 2; i++) {
+		b[i] = posted(self->out, &data, &word[i], &value[i]);
+		ASSERT_NE(NULL, b[i]);
+	}
+	EXPECT_EQ(1, sluice_batch_quiet(b[1]));
+	for (int i = 0; i < 2; i++)
+		pid[i] = taker(self->a, &took);
+	for (int i = 0; i < 2; i++)
+		child_wait_asleep(pid[i]);
+	sluice_batch_posted(b[0]);
+	gate_pass(&took);
+	usleep(5000); /* the other one sleeps again */
+	__atomic_store_n(word[1], value[1], __ATOMIC_SEQ_CST);
+	gate_pass(&took);
+	sluice_batch_posted(b[1]);
+	for (int i = 0; i < 2; i++)
+		child_kill(pid[i]);
+}
+
+TEST_F(post, loops_of_the_callers_are_always_rung)
+{
+	struct sluice_batch *b, *got;
+	uint64_t *word, value;
+	void *data;
+
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	EXPECT_EQ(1, sluice_batch_quiet(b));
+	/* The first such loop comes too late for this one: it must not sleep. */
+	EXPECT_EQ(1, sluice_channel_arm(self->in));
+	__atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
+	sluice_batch_posted(b);
+	sluice_batch_release(got);
+	EXPECT_EQ(0, sluice_channel_arm(self->in));
+	b = posted(self->out, &data, &word, &value);
+	ASSERT_NE(NULL, b);
+	EXPECT_EQ(0, sluice_batch_quiet(b));
+	sluice_batch_posted(b);
+	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
+	sluice_batch_release(got);
+}
+
 TEST_F(post, the_dead_take_it_along)
 {
 	uint64_t seed;

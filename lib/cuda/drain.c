@@ -11,6 +11,11 @@
  *   consumers that sleep and ends the posting
  *
  * Where the device cannot write the word the host function does, on the egress stream.
+ *
+ * Small batches in quick succession go without a host function while no worker sleeps
+ * (sluice_batch_quiet()): it would cost more than they do.  Their posting ends with the next call.  A
+ * large batch always has one: it costs less than a tenth there, and a worker that comes to wait for
+ * the batch may then sleep for as long as the GPU takes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,6 +25,8 @@
 #include "priv.h"
 
 #define DEPTH_DEFAULT 16
+#define QUIET_BYTES   (512ULL << 10)
+#define QUIET_NS      50000ULL /* since the last batch, at most; slower ones can afford it */
 
 /* A batch in flight. */
 struct flight {
@@ -45,6 +52,8 @@ struct sluice_cuda_drain {
 	struct cuda_tickets tickets;
 	struct target *targets;
 	unsigned int targets_max;
+	uint64_t submitted_ns;
+	bool quick; /* the batch is small, and not alone */
 	struct sluice_cuda_drain_stats st;
 	struct flight flights[];
 };
@@ -322,7 +331,7 @@ static int batch_describe(struct sluice_cuda_drain *d, struct sluice_batch *b,
 /* Everything that the egress stream does for a batch. */
 static CUresult stream_fill(struct sluice_cuda_drain *d, struct flight *f,
 			    const struct sluice_tensor *t, unsigned int n, CUstream from,
-			    uint64_t *word, uint64_t value)
+			    uint64_t *word, uint64_t value, bool quiet)
 {
 	const struct cuda_driver *cu = d->c->cu;
 	CUresult r = CUDA_SUCCESS;
@@ -347,9 +356,13 @@ static CUresult stream_fill(struct sluice_cuda_drain *d, struct flight *f,
 				   CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (r == CUDA_SUCCESS)
 		r = cu->EventRecord(f->done, d->stream);
-	if (r == CUDA_SUCCESS && d->host_wakes)
-		r = cuda_ticket_arm(d->c, f->ticket, f->done, d->wake);
-	return r;
+	if (r != CUDA_SUCCESS || !d->host_wakes)
+		return r;
+	if (quiet) {
+		d->st.quiet++;
+		return CUDA_SUCCESS;
+	}
+	return cuda_ticket_arm(d->c, f->ticket, f->done, d->wake);
 }
 
 /* Queue the batch and start its copies.  The batch is gone in any case. */
@@ -359,7 +372,7 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 {
 	struct flight *f = &d->flights[(d->head + d->count) % d->depth];
 	uint64_t *word, value;
-	bool ended;
+	bool ended, quiet;
 	CUresult r;
 	int ret;
 
@@ -377,7 +390,8 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 		return ret;
 	}
 	d->count++;
-	r = stream_fill(d, f, t, n, from, word, value);
+	quiet = d->gpu_signals && d->host_wakes && d->quick && sluice_batch_quiet(b);
+	r = stream_fill(d, f, t, n, from, word, value, quiet);
 	if (r == CUDA_SUCCESS)
 		return 0;
 	/* Some of it may be under way: nothing is taken back before that has ended. */
@@ -432,6 +446,8 @@ int sluice_cuda_drain_submit(struct sluice_cuda_drain *d, const struct sluice_te
 		ret = batch_measure(d, tensors, n, &o, &room.bytes);
 	if (ret)
 		goto out;
+	d->quick = room.bytes <= QUIET_BYTES && start - d->submitted_ns < QUIET_NS;
+	d->submitted_ns = start;
 	cuda_range_begin("publish");
 	room.tensors = n + o.nblobs;
 	room.align = o.align;

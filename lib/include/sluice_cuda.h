@@ -422,6 +422,7 @@ int sluice_cuda_drain_flush(struct sluice_cuda_drain *d, uint64_t timeout_ns);
  * @wait_ns: time spent so
  * @lost: batches that an error took back before they had arrived
  * @pending: in flight now
+ * @quiet: batches that went without a host function, since no worker slept
  */
 struct sluice_cuda_drain_stats {
 	size_t sz;
@@ -432,6 +433,7 @@ struct sluice_cuda_drain_stats {
 	uint64_t lost;
 	uint32_t pending;
 	uint32_t reserved;
+	uint64_t quiet;
 };
 
 /** sluice_cuda_drain_stats - read the counters */

@@ -261,6 +261,61 @@ TEST_F(drain, sleeping_workers)
 		EXPECT_EQ(0, child_wait(pid[w]));
 }
 
+/* Workers come to wait at all times, also just behind a batch that nobody rings for. */
+TEST_F(drain, workers_between_sleeping_and_waking)
+{
+	const unsigned int rounds = scaled(400);
+	struct sluice_cuda_drain_stats st = {.sz = sizeof(st)};
+	unsigned int quick = 0; /* batches just behind another */
+	pid_t pid[2];
+
+	if (variant->flags & SLUICE_CUDA_DRAIN_NO_WAKE)
+		SKIP(return, "workers must not sleep without wake-ups");
+	for (unsigned int w = 0; w < 2; w++)
+		CHILD(pid[w]) {
+			struct sluice_arena *a = arena_child(self->a);
+			struct sluice_channel *in =
+				channel_join(a, "drain", SLUICE_CHANNEL_CONSUME);
+			int ret;
+
+			while (!(ret = batch_recv(in, NULL, LONG_WAIT)))
+				usleep(random_u64() % 300);
+			CHECK(ret == -ENODATA);
+			sluice_channel_close(in);
+			sluice_arena_detach(a);
+		}
+	ASSERT_TRUE(drain_start(self, variant->flags, 0));
+	for (unsigned int i = 0; i < rounds; i++) {
+		const unsigned int burst = 1 + random_u64() % 6;
+		struct sluice_arena_usage u = {.sz = sizeof(u)};
+		uint64_t until = now_ns() + LONG_WAIT, last = 0;
+
+		for (unsigned int k = 0; k < burst; k++) {
+			uint64_t now = now_ns();
+
+			ASSERT_CUDA(0, submit(self, k * 64 * KIB, 5000, i, LONG_WAIT));
+			quick += now - last < 20000;
+			last = now;
+		}
+		ASSERT_CUDA(0, sluice_cuda_drain_guard(self->d, self->s));
+		if (random_u64() % 4)
+			continue;
+		/* Nobody calls the library now; all the same everything is taken. */
+		do {
+			usleep(200);
+			ASSERT_EQ(0, sluice_arena_usage(self->a, &u));
+		} while (u.reserved_bytes && now_ns() < until);
+		EXPECT_EQ(0, u.reserved_bytes);
+	}
+	ASSERT_EQ(0, sluice_cuda_drain_stats(self->d, &st));
+	/* Sanitizers may make each of them too slow to be worth it. */
+	if (variant->flags || quick > rounds / 4)
+		EXPECT_EQ(!variant->flags, st.quiet > 0);
+	sluice_channel_shutdown(self->out);
+	for (unsigned int w = 0; w < 2; w++)
+		EXPECT_EQ(0, child_wait(pid[w]));
+}
+
 TEST_F(drain, slow_workers_hold_it_back)
 {
 	struct sluice_cuda_drain_stats st = {.sz = sizeof(st)};

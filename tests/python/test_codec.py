@@ -181,7 +181,8 @@ def _tensors():
     }
     for name in (
         "uint8 int8 int16 int32 int64 float16 float32 float64 bfloat16 complex64 complex128 bool "
-        "uint16 uint32 uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
+        "uint16 uint32 uint64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz "
+        "float8_e8m0fnu"
     ).split():
         dt = getattr(torch, name, None)
         if dt is not None:
@@ -245,6 +246,57 @@ def test_tensor_refused():
         for obj in (t, [t], Custom(t)):
             with pytest.raises(TypeError, match=word):
                 round_trip(obj)
+
+
+class Wrapper(torch.Tensor if torch else object):
+    """Has a shape and no memory: what stands in it is an attribute."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        t = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        t.inner = inner
+        return t
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*(a.inner if isinstance(a, Wrapper) else a for a in args), **(kwargs or {}))
+
+
+@needs_torch
+def test_tensor_without_memory_is_refused():
+    with pytest.raises(TypeError, match="Wrapper.* no memory of its own"):
+        round_trip({"x": Wrapper(torch.ones(3))})
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["nested", "jagged", "bsr", "csc", "bsc"])
+def test_rare_layouts_arrive_or_are_named(kind):
+    parts = [torch.arange(3.0), torch.arange(5.0)]
+    try:
+        if kind == "nested":
+            t = torch.nested.nested_tensor(parts)
+        elif kind == "jagged":
+            t = torch.nested.nested_tensor(parts, layout=torch.jagged)
+        elif kind == "csc":
+            t = torch.eye(4).to_sparse_csc()
+        else:
+            t = getattr(torch.eye(4), "to_sparse_" + kind)((2, 2))
+    except (AttributeError, TypeError) as e:
+        pytest.skip("this torch has no such tensor: %s" % e)
+    try:
+        got = round_trip([t])[0]
+    except TypeError as e:
+        assert "tensor" in str(e) and "sent" in str(e)
+    else:
+        assert got.layout == t.layout and same(got.to_dense(), t.to_dense())
+
+
+def test_lists_of_strings_are_packed():
+    """Offsets and bytes: eight bytes for a string beside its own."""
+    strings = ["name-%04d" % i for i in range(10000)]
+    assert _sluice.encode(strings, codec).nbytes < 10000 * (9 + 8) + 1000
+    assert round_trip(strings) == strings
 
 
 def test_recursive():

@@ -97,6 +97,8 @@ class _Torch:
 
     def refuse(self, t):
         """Why a tensor cannot travel, or None."""
+        if getattr(t, "is_nested", False):  # of some, even the shape cannot be asked
+            return "a nested tensor cannot be sent: send its unbind()"
         name = "a tensor of shape %s" % (tuple(t.shape),)
         if t.device.type == "meta":
             return "%s on the meta device has no elements to send" % name
@@ -107,8 +109,6 @@ class _Torch:
                 "%s requires grad and is no leaf: its history cannot be sent, detach() it first"
                 % name
             )
-        if getattr(t, "is_nested", False):
-            return "%s is nested: send its unbind()" % name
         if t.dim() > _MAX_DIMS:
             return "%s has %d dimensions, at most %d can be sent" % (name, t.dim(), _MAX_DIMS)
         if t.layout is self.torch.strided and t.device.type == "cpu" and t.dtype not in self.dtypes:

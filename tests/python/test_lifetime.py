@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """An extent is not reused while any storage over it lives, whatever became of the tensor."""
 import gc
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +86,16 @@ def test_poison_shows_what_is_free(poisoned):
 
     assert bytes(memoryview(_sluice.view_at(address + 4096, 16))) == b"\xdb" * 16
     q.close()
+
+
+def test_poison_is_asked_for_by_the_environment():
+    ask = "from sluice import _core, _store; print(_store.FLAGS == _core.POISON)"
+    for value, answer in (("1", "True"), ("", "False")):
+        run = subprocess.run(
+            [sys.executable, "-c", ask],
+            env={**os.environ, "SLUICE_POISON": value}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert run.stdout.strip() == answer
 
 
 def test_tensor_outlives_queue_and_arena(poisoned):

@@ -97,10 +97,8 @@ def svg(doc):
     body.append(text(24, y + 14, "note", ", ".join(filter(None, host)) + "; " + doc["date"][:10]))
     height = y + 34
     start = '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
-    return "".join(
-        [start % (WIDTH, height, WIDTH, height), 'role="img">\n', "<title>%s</title>\n" % escape(title)]
-        + [STYLE] + body + ["</svg>\n"]
-    )  # fmt: skip
+    start = start % (WIDTH, height, WIDTH, height) + 'role="img">\n'
+    return "".join([start, "<title>%s</title>\n" % escape(title), STYLE, *body, "</svg>\n"])
 
 
 def main(paths):

@@ -87,7 +87,8 @@ def main():
         got = r.alternate(forms, "images/s", payload="torch " + kind)
         if kind == "fresh":
             made = got["bound: made, then one memcpy"]
-            r.goal("torch fresh / memcpy", got["sluice"] / copy, 0.85, made / copy, "made, then memcpy")
+            limit = made / copy
+            r.goal("torch fresh / memcpy", got["sluice"] / copy, 0.85, limit, "made, then memcpy")
         for strategy in ("file_descriptor", "file_system"):
             ratio = got["sluice"] / got["stock " + strategy]
             r.goal("torch %s / %s" % (kind, strategy), ratio, factor)

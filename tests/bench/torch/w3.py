@@ -26,7 +26,8 @@ def main():
         note = {"batch": "%d MB" % (a.batch * row // 10**6)}
         got = r.alternate(forms, "batches/s", collate="default", **note)
         limit = got["bound: workers only copy"] / got["stock"]
-        r.goal("default collate / stock", got["sluice"] / got["stock"], 4, limit, "workers only copy")
+        ratio = got["sluice"] / got["stock"]
+        r.goal("default collate / stock", ratio, 4, limit, "workers only copy")
     if torch.cuda.is_available() and wanted("gpu"):
         torch.zeros(1, device="cuda")
         bus = bounds.Bus(a.batch * row)

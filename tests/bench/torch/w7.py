@@ -118,7 +118,8 @@ def main():
     r.alternate({"sluice Egress, after its last step": lambda: tails.pop(0)}, "s")
     ceiling = got["ceiling: compute only"]
     limit = got["bound: compute, copied beside it"] / ceiling
-    r.goal("Egress / ceiling", got["sluice Egress"] / ceiling, 0.97, limit, "compute, copied beside it")
+    ratio = got["sluice Egress"] / ceiling
+    r.goal("Egress / ceiling", ratio, 0.97, limit, "compute, copied beside it")
     r.finish()
 
 

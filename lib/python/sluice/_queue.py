@@ -24,6 +24,8 @@ CONTROL_BYTES = 8 << 20
 CONTROL_BLOCK = 4096
 UNBOUNDED = 2048
 INLINE_MAX = 16 << 10
+# Adopted objects of a queue whose message is kept in the control arena.
+_NOTES_MAX = 64
 # How long a producer waits for room before it takes the slow path.
 ROOM_TIMEOUT = 1.0
 
@@ -35,6 +37,7 @@ _INLINE, _STORED, _SPILLED = 0, 1, 2  # enum wire_tag
 # Consuming too: an object that is put after the death of every reader waits for the next one.
 _TX = PRODUCE | CONSUME | KEEP_OPEN
 
+_generation = _sluice.fork_generation
 _serial = itertools.count(1)
 _control = []
 _control_gen = -1
@@ -163,6 +166,7 @@ class Queue:
         self._rx = None
         self._sources = {}
         self._known = {}  # the messages that name them
+        self._how = self._known, codec, _alive, Empty
         self._stays = False
         self._backlog = collections.deque()
         self._feeder = None
@@ -212,33 +216,46 @@ class Queue:
         ref = weakref.ref(shared, lambda _: self._adopted.pop(key, None))
         channel = st.channels[source[3], self._uid]
         descriptor = _sluice.encode(source, codec)
-        self._adopted[key] = ref, batch, channel, descriptor, _extent_of(shared)
+        note = self._note(descriptor)
+        self._adopted[key] = ref, batch, channel, descriptor, note, _extent_of(shared)
         return shared
+
+    def _note(self, descriptor):
+        """The message that says where an adopted object is, written once; None without room."""
+        if not self._maxsize or len(self._adopted) >= _NOTES_MAX:
+            return None
+        try:
+            note = self._sender().begin(descriptor.nbytes, 1, 0)
+        except TimeoutError:
+            return None
+        note.write(descriptor)
+        note.set_tag(_STORED)
+        note.seal()
+        return note
 
     def _put_adopted(self, obj, block, timeout):
         """Whether obj is one that was adopted and still is what it was then."""
         entry = self._adopted.get(id(obj))
         if entry is None:
             return False
-        ref, batch, channel, descriptor, extent = entry
+        ref, batch, channel, descriptor, note, extent = entry
         if ref() is not obj or extent != _extent_of(obj):
             return False
         self._handed_over += 1
-        if not self._maxsize or self._tx is None:
+        if note is None:
             self._send(descriptor, _STORED, _Handover(channel, batch), block, timeout)
             return True
         if not self._stays:
             self._stay_at_exit()
-        if not block:
-            timeout = 0
         try:
-            self._tx.put_shared(descriptor, _STORED, timeout, _alive, channel, batch)
+            self._tx.share_both(note, timeout if block else 0, _alive, channel, batch)
         except TimeoutError:
             raise Full from None
         return True
 
     def put(self, obj, block=True, timeout=None):
-        self._enter()
+        if self._closed or self._gen != _generation():
+            self._enter()
         if self._adopted and self._put_adopted(obj, block, timeout):
             return
         st = store()
@@ -335,10 +352,13 @@ class Queue:
                 self._feeder.start()
                 self._stay_at_exit()
 
-    def _send_now(self, plan, tag, batch, timeout):
+    def _sender(self):
         if self._tx is None:
             self._tx = self._arena._channel(self._uid, create=False, flags=_TX)
-        self._tx.put(plan, tag, timeout, _alive)
+        return self._tx
+
+    def _send_now(self, plan, tag, batch, timeout):
+        self._sender().put(plan, tag, timeout, _alive)
         if batch is not None:
             batch.publish(None)
 
@@ -361,14 +381,15 @@ class Queue:
         self._rx = self._arena._channel(self._uid, create=False, flags=CONSUME)
 
     def get(self, block=True, timeout=None):
-        self._enter()
+        if self._closed or self._gen != _generation():
+            self._enter()
         if self._rx is None:
             self._open_rx()
         if not block:
             timeout = 0
         if self._pin:
             return self._get_pinned(timeout)
-        return self._rx.take(self._known, codec, timeout, _alive, self._first, Empty)
+        return self._rx.take(timeout, self._how, self)
 
     def get_nowait(self):
         return self.get(False)
@@ -379,12 +400,12 @@ class Queue:
         while _gpu.drain():
             left = 0.001 if deadline is None else min(0.001, deadline - time.monotonic())
             try:
-                return self._rx.take(self._known, codec, left, _alive, self._first, Empty)
+                return self._rx.take(left, self._how, self)
             except Empty:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
-        return self._rx.take(self._known, codec, left, _alive, self._first, Empty)
+        return self._rx.take(left, self._how, self)
 
     def _first(self, tag, message, value):
         """The object that a message means, where C has not seen the like of it before."""
@@ -430,7 +451,8 @@ class Queue:
             if not t["producers"] and not t["queued"]:
                 ch.close()
                 del self._sources[arena_id]
-                self._known = {m: c for m, c in self._known.items() if c is not ch}
+                for m in [m for m, c in self._known.items() if c is ch]:
+                    del self._known[m]
 
     def _take_spilled(self, pid, fd, nbytes):
         mine = _sluice.fd_of(pid, fd)
@@ -483,7 +505,7 @@ class Queue:
         for ch in self._sources.values():
             ch.close()
         self._sources = {}
-        self._known = {}
+        self._known.clear()
         if self._tx is None:
             return
         if self._opid != os.getpid():

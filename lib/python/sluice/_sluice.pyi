@@ -49,20 +49,10 @@ class Channel:
         self, plan: Plan, tag: int = ..., timeout: _Timeout = ..., alive: _Alive = ..., /
     ) -> None: ...
     def share(self, batch: Batch, timeout: _Timeout = ..., alive: _Alive = ..., /) -> None: ...
-    def take(
+    def take(self, timeout: _Timeout, how: tuple[Any, ...], queue: Any, /) -> Any: ...
+    def share_both(
         self,
-        known: dict[bytes, Channel],
-        codec: Any,
-        timeout: _Timeout,
-        alive: _Alive,
-        first: Any,
-        empty: type[BaseException],
-        /,
-    ) -> Any: ...
-    def put_shared(
-        self,
-        plan: Plan,
-        tag: int,
+        note: Batch,
         timeout: _Timeout,
         alive: _Alive,
         channel: Channel,

@@ -308,23 +308,28 @@ static PyObject *message_decode(struct message *m, PyObject *codec)
 }
 
 /*
- * take(known, codec, timeout, alive, first, empty): the next object of a queue.  A message names
+ * take(timeout, (known, codec, alive, empty), queue): the next object of a queue.  A message names
  * the arena in which a large object stands; known maps messages that were seen before to that
- * arena's channel.  first(tag, message, its value) answers for all others.  empty is raised when
- * the time is over.
+ * arena's channel.  queue._first(tag, message, its value) answers for all others.  empty is raised
+ * when the time is over.
  */
 static PyObject *channel_take(struct py_channel *self, PyObject *args)
 {
-	PyObject *known, *codec, *timeout, *alive, *first, *empty, *key, *source, *out = NULL;
+	PyObject *timeout, *how, *queue, *known, *codec, *alive, *empty, *key, *source, *out = NULL;
 	struct sluice_batch *b;
 	struct message m;
 	uint64_t deadline;
 	bool copied;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "O!OOOOO", &PyDict_Type, &known, &codec, &timeout, &alive,
-			      &first, &empty) ||
-	    deadline_from(timeout, &deadline) || !channel_enter(self, deadline))
+	if (!PyArg_ParseTuple(args, "OO!O", &timeout, &PyTuple_Type, &how, &queue) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	known = PyTuple_GetItem(how, 0);
+	codec = PyTuple_GetItem(how, 1);
+	alive = PyTuple_GetItem(how, 2);
+	empty = PyTuple_GetItem(how, 3);
+	if (!empty || !channel_enter(self, deadline))
 		return NULL;
 	rc = next_wait(self, &b, deadline, alive);
 	channel_leave(self);
@@ -349,8 +354,8 @@ static PyObject *channel_take(struct py_channel *self, PyObject *args)
 		PyObject *value = message_decode(&m, codec);
 
 		if (value)
-			out = PyObject_CallFunction(first, "KOO", (unsigned long long)m.tag, key,
-						    value);
+			out = PyObject_CallMethod(queue, "_first", "KOO", (unsigned long long)m.tag,
+						  key, value);
 		Py_XDECREF(value);
 	} else {
 		free(m.data);
@@ -496,25 +501,24 @@ static PyObject *channel_share(struct py_channel *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* put_shared(plan, tag, timeout, alive, channel, batch): put() here, then share() there. */
-static PyObject *channel_put_shared(struct py_channel *self, PyObject *args)
+/*
+ * share_both(note, timeout, alive, channel, batch): share() here, then share() there.  What is put
+ * again and again needs no message of its own each time.
+ */
+static PyObject *channel_share_both(struct py_channel *self, PyObject *args)
 {
-	PyObject *plan, *timeout, *alive, *channel, *batch;
-	unsigned long long tag;
-	struct sluice_batch *b;
+	PyObject *note, *timeout, *alive, *channel, *batch;
+	struct sluice_batch *n, *b;
 	uint64_t deadline;
-	int rc;
 
-	if (!PyArg_ParseTuple(args, "O!KOOO!O!", plan_type, &plan, &tag, &timeout, &alive,
-			      channel_type, &channel, batch_type, &batch) ||
+	if (!PyArg_ParseTuple(args, "O!OOO!O!", batch_type, &note, &timeout, &alive, channel_type,
+			      &channel, batch_type, &batch) ||
 	    deadline_from(timeout, &deadline))
 		return NULL;
-	b = batch_held_of(batch);
-	if (!b || !channel_enter(self, deadline))
-		return NULL;
-	rc = put_plan(self, plan, tag, deadline, alive);
-	channel_leave(self);
-	if (rc || !share((struct py_channel *)channel, b, SLUICE_FOREVER, alive))
+	n = batch_held_of(note);
+	b = n ? batch_held_of(batch) : NULL;
+	if (!b || !share(self, n, deadline, alive) ||
+	    !share((struct py_channel *)channel, b, SLUICE_FOREVER, alive))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -615,9 +619,9 @@ static PyMethodDef channel_methods[] = {
 	{"share", (PyCFunction)channel_share, METH_VARARGS,
 	 "share(batch, timeout=None, alive=None): queue a reference to a held batch."},
 	{"take", (PyCFunction)channel_take, METH_VARARGS,
-	 "take(known, codec, timeout, alive, first, empty): the next object of a queue"},
-	{"put_shared", (PyCFunction)channel_put_shared, METH_VARARGS,
-	 "put_shared(plan, tag, timeout, alive, channel, batch): put, and share there"},
+	 "take(timeout, (known, codec, alive, empty), queue): the next object of a queue"},
+	{"share_both", (PyCFunction)channel_share_both, METH_VARARGS,
+	 "share_both(note, timeout, alive, channel, batch): share here, and there"},
 	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},
 	{"close", (PyCFunction)channel_close, METH_NOARGS, "Close this endpoint."},
 	{"stats", (PyCFunction)channel_stats, METH_NOARGS, "Counters of this endpoint."},

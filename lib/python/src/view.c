@@ -185,12 +185,13 @@ static void export_delete_new(struct dl_managed_versioned *m)
 
 static struct export *export_new(struct anchor *an)
 {
-	struct export *ex = calloc(1, sizeof(*ex));
+	struct export *ex = malloc(sizeof(*ex));
 
 	if (!ex) {
 		PyErr_NoMemory();
 		return NULL;
 	}
+	memset(&ex->m, 0, sizeof(ex->m)); /* the dimensions are written by export_fill() */
 	ex->an = anchor_get(an);
 	return ex;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
-"""What the machine allows: workers that only copy, a bus that only copies, both at once.
+"""What the machine allows: workers that only copy, a bus that only copies, one after the other.
 
 No transport is in it: every worker copies rows into memory of its own and counts.
 """
@@ -12,7 +12,7 @@ import numpy
 
 from sluice import _sluice
 
-SLOTS = 4  # as many batches as a loader's worker has in flight
+SLOTS = 4  # batches that a worker may be ahead, as a loader's
 
 
 def _huge(nbytes):
@@ -24,7 +24,8 @@ def _huge(nbytes):
     return m
 
 
-def _copier(ready, go, out, k, row, rows, seconds, past):
+def _copier(ready, go, done, took, moved, k, row, rows, seconds, past):
+    """Copies until the time is over; with `moved` never further ahead of it than its slots."""
     source = numpy.ones(row, numpy.uint8)
     memory = numpy.frombuffer(_huge(SLOTS * rows * row), numpy.uint8)
     memory.fill(1)  # faulted in before the clock runs
@@ -34,6 +35,9 @@ def _copier(ready, go, out, k, row, rows, seconds, past):
     go.wait()
     n, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
+        if moved is not None and n >= moved.value // len(done) + SLOTS:
+            time.sleep(0.0001)
+            continue
         slot = slots[n % SLOTS]
         if past:
             _sluice.copy_parts(slot.ctypes.data, parts)
@@ -41,32 +45,41 @@ def _copier(ready, go, out, k, row, rows, seconds, past):
             for i in range(rows):
                 numpy.copyto(slot[i], source)
         n += 1
-    out[k] = n / (time.perf_counter() - begun)
+        done[k] = n
+    took[k] = time.perf_counter() - begun
 
 
-def memcpy(workers, row, rows, seconds, past=False, meanwhile=None):
-    """Batches a second of `rows` rows that so many processes copy; meanwhile() runs beside them.
-
-    past: with the stores that go past the caches, which sluice itself uses for large batches.
-    """
+def _run(workers, row, rows, seconds, past, moved, beside):
+    """Batches a second that the workers copy; beside(batches copied so far) is called meanwhile."""
     ctx = multiprocessing.get_context("fork")
-    ready, go, out = ctx.Semaphore(0), ctx.Event(), ctx.Array("d", workers, lock=False)
-    args = ((ready, go, out, k, row, rows, seconds, past) for k in range(workers))
+    ready, go, done = ctx.Semaphore(0), ctx.Event(), ctx.Array("q", workers, lock=False)
+    took = ctx.Array("d", workers, lock=False)
+    args = ((ready, go, done, took, moved, k, row, rows, seconds, past) for k in range(workers))
     ps = [ctx.Process(target=_copier, args=a, daemon=True) for a in args]
     for p in ps:
         p.start()
     for _ in ps:
         ready.acquire()
+    begun = time.perf_counter()
     go.set()
-    beside = meanwhile() if meanwhile else None
+    while beside and time.perf_counter() - begun < seconds:
+        beside(sum(done))
     for p in ps:
         p.join()
-    return sum(out), beside
+    return sum(n / t for n, t in zip(done, took))
+
+
+def memcpy(workers, row, rows, seconds, past=False):
+    """Batches a second of `rows` rows that so many processes copy.
+
+    past: with the stores that go past the caches, which sluice itself uses for large batches.
+    """
+    return _run(workers, row, rows, seconds, past, None, None)
 
 
 def best_memcpy(workers, row, rows, seconds):
     """The better of both kinds of store."""
-    return max(memcpy(workers, row, rows, seconds, past)[0] for past in (False, True))
+    return max(memcpy(workers, row, rows, seconds, past) for past in (False, True))
 
 
 class Bus:
@@ -92,6 +105,17 @@ class Bus:
 
 
 def both(workers, row, rows, seconds, bus):
-    """The lower of the two rates when the workers copy and the bus is busy at the same time."""
-    copied, moved = memcpy(workers, row, rows, seconds, True, lambda: bus.rate(seconds))
-    return min(copied, moved)
+    """Batches a second that workers copy and the bus then moves: a loader without transport."""
+    moved = multiprocessing.get_context("fork").Value("q", 0, lock=False)
+
+    def step(copied):
+        if moved.value >= copied:
+            time.sleep(0.0001)
+            return
+        for _ in range(min(copied - moved.value, 4)):
+            bus.device.copy_(bus.host, non_blocking=True)
+            moved.value += 1
+        bus.torch.cuda.synchronize()
+
+    _run(workers, row, rows, seconds, True, moved, step)
+    return moved.value / seconds

@@ -21,12 +21,9 @@ struct team {
 static CUresult chunk_register(const struct cuda_driver *cu, const struct cuda_reg *r,
 			       struct cuda_chunk *chunk)
 {
-	unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE;
+	unsigned int flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
 	CUresult ret;
 
-	/* Only in the control region does a device write by itself; copies need no mapping of theirs. */
-	if (chunk->addr == r->control)
-		flags |= CU_MEMHOSTREGISTER_DEVICEMAP;
 	if (r->read_only && chunk->addr != r->control)
 		flags |= CU_MEMHOSTREGISTER_READ_ONLY;
 	ret = cu->MemHostRegister(chunk->addr, chunk->bytes, flags);

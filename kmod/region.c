@@ -156,8 +156,9 @@ int sluice_region_create(struct sluice_region *region, const char *label, u64 by
 	if (IS_ERR(mnt))
 		return PTR_ERR(mnt);
 	file = shmem_file_setup_with_mnt(mnt, label, bytes, SLUICE_SHMEM_FLAGS);
+	/* No limit is set on our tmpfs: what it lacked for the inode is memory. */
 	if (IS_ERR(file))
-		return PTR_ERR(file);
+		return PTR_ERR(file) == -ENOSPC ? -ENOMEM : PTR_ERR(file);
 	inode = file_inode(file);
 	inode->i_fop = &region_inode_fops;
 	SHMEM_I(inode)->seals |= F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

@@ -35,7 +35,16 @@ check-kmod: $(B)/kmod/6.1/sluice.ko $(B)/kmod/6.12/sluice.ko $(KMOD_PROGRAMS)
 check-kernels: $(B)/kmod/newest/sluice.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kernels newest
 
-check-kmod-debug: $(B)/kmod/debug/sluice.ko $(KMOD_PROGRAMS)
+# What is not initialised shall not happen to be zero.
+$(B)/kmod/debug/sluice.ko: KMOD_MAKE := KCFLAGS=-ftrivial-auto-var-init=pattern
+
+$(B)/kmod/debug/mistakes/mistakes.ko: tests/kmod/mistakes/Kbuild tests/kmod/mistakes/mistakes.c
+	$(call say,KMOD,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)cp $^ $(@D)/
+	$(Q)tests/vm/kmake debug $(@D) -s
+
+check-kmod-debug: $(B)/kmod/debug/sluice.ko $(B)/kmod/debug/mistakes/mistakes.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod-debug debug
 
 GUEST_CHECKS += check-kmod

@@ -370,3 +370,56 @@ def test_lagging_consumer_makes_nothing_grow():
         assert _store.store().arenas == [arena]
         kept.clear()
         q.close()
+
+
+def _adopted(q, back):
+    for _ in range(3):
+        a = q.get()
+        back.put((a.__array_interface__["data"][0], float(a[0]), float(a[-1])))
+    a[1] = 77.0
+    back.put("written")
+
+
+def test_adopted_array_is_handed_over_uncopied():
+    ctx = sluice.context("fork")
+    q, back = ctx.Queue(), ctx.Queue()
+    a = q.adopt(np.arange(float(BIG)))
+    assert (a == np.arange(float(BIG))).all()
+    p = ctx.Process(target=_adopted, args=(q, back))
+    p.start()
+    for k in range(3):
+        a[0] = k
+        q.put(a)
+        address, first, last = back.get(timeout=30)
+        assert (first, last) == (k, BIG - 1)
+    assert back.get(timeout=30) == "written" and a[1] == 77.0, "both see what either writes"
+    assert q.stats()["objects"]["handed over"] == 3
+    # What is no longer what was adopted is copied.
+    q.put(a[: BIG // 2])
+    assert q.stats()["objects"]["handed over"] == 3
+    p.join(20)
+    assert p.exitcode == 0
+    q.get(timeout=5)
+    del a
+    gc.collect()
+    q.close()
+
+
+def test_adopted_tensor():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q = sluice.Queue()
+    t = q.adopt(torch.zeros(BIG))
+    for k in range(3):
+        t.fill_(k)
+        q.put(t)
+        got = q.get(timeout=5)
+        assert got.data_ptr() == t.data_ptr() and float(got[5]) == k
+    t.requires_grad_()
+    q.put(t)
+    got = q.get(timeout=5)
+    assert got.requires_grad and got.data_ptr() != t.data_ptr()
+    assert q.stats()["objects"]["handed over"] == 3
+    del t, got
+    gc.collect()
+    assert sum(a.stats()["held"] for a in _store.store().arenas) == 0
+    q.close()

@@ -4,7 +4,9 @@ import errno
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
+import socket
 import threading
 import time
 
@@ -245,3 +247,79 @@ def test_peer_killed_is_an_event():
         assert ev["pid"] == p.pid
         gc.collect()
         assert arena.stats()["writing"] == 0
+
+
+def test_shutdown_ends_the_stream_for_everybody(arena):
+    with arena.channel("c", 4) as ch:
+        rx = arena.channel("c", create=False, produce=False)
+        ch.publish({"x": np.arange(3)})
+        ch.shutdown()
+        with pytest.raises(OSError):
+            ch.publish({"x": np.arange(3)}, timeout=1)
+        assert len(list(rx)) == 1
+        rx.close()
+
+
+def _over_socket(sock, consumer, out):
+    with sluice.Arena.recv(sock.fileno(), consumer) as arena:
+        with arena.channel("c", create=False, produce=False) as ch, ch.next(20) as b:
+            view = b["x"]
+            a = np.asarray(view)
+            out.put((view.readonly, not a.flags.writeable, a.tolist()))
+        if not consumer:
+            with arena.channel("d", create=False, consume=False) as ch:
+                ch.publish({"x": np.arange(2)})
+        try:
+            out.put(pickle.loads(pickle.dumps(arena)).id == arena.id)
+        except Exception as e:
+            out.put(repr(e))
+
+
+@pytest.mark.parametrize("consumer", [False, True])
+def test_sent_over_a_socket(consumer):
+    """Also to a process that only reads, which never gets the right to write."""
+    ctx = multiprocessing.get_context("fork")
+    here, there = socket.socketpair()
+    with sluice.Arena("1M") as arena, arena.channel("c", 2) as ch:
+        back = arena.channel("d", 2)
+        out = ctx.Queue()
+        p = ctx.Process(target=_over_socket, args=(there, consumer, out))
+        p.start()
+        arena.send(here.fileno(), consumer)
+        ch.publish({"x": np.arange(4)})
+        assert out.get(timeout=20) == (consumer, consumer, [0, 1, 2, 3])
+        if not consumer:
+            assert np.asarray(back.next(20)["x"]).tolist() == [0, 1]
+        assert out.get(timeout=20) is True
+        p.join(20)
+        assert p.exitcode == 0
+        back.close()
+    here.close()
+    there.close()
+
+
+def test_read_only_view_in_dlpack():
+    """Which DLPack before 1.0 cannot say, so it is refused there."""
+    ctx = multiprocessing.get_context("fork")
+    here, there = socket.socketpair()
+    out = ctx.Queue()
+
+    def look():
+        arena = sluice.Arena.recv(there.fileno(), True)
+        view = arena.channel("c", create=False, produce=False).next(20)["x"]
+        said = ["dltensor_versioned" in repr(view.__dlpack__(max_version=(1, 0)))]
+        try:
+            view.__dlpack__()
+        except BufferError as e:
+            said.append(str(e))
+        out.put(said)
+
+    with sluice.Arena("1M") as arena, arena.channel("c", 2) as ch:
+        p = ctx.Process(target=look)
+        p.start()
+        arena.send(here.fileno(), True)
+        ch.publish({"x": np.arange(4)})
+        assert out.get(timeout=20) == [True, "DLPack before 1.0 cannot say read-only"]
+        p.join(20)
+    here.close()
+    there.close()

@@ -43,26 +43,28 @@ _attach_lock = threading.Lock()
 _attach_gen = 0
 
 
-def attach_by_id(arena_id, fd_pair):
+def _key(arena_id, consumer):
+    """One that is attached for reading alone is no substitute for one that is not."""
+    return (arena_id, "consumer") if consumer else arena_id
+
+
+def attach_by_id(arena_id, fd_pair, consumer=False):
     """The arena with this id; fd_pair() opens its two descriptors if it is not attached yet."""
     global _attach_lock, _attach_gen
     if _attach_gen != _sluice.fork_generation():
         _attach_lock = threading.Lock()
         _attach_gen = _sluice.fork_generation()
     with _attach_lock:
-        arena = _attached.get(arena_id)
+        arena = _attached.get(_key(arena_id, consumer))
         if arena is not None and not arena.closed:
             return arena
         fd, data_fd = fd_pair()
         try:
-            arena = Arena.attach(fd, max(data_fd, 0))
+            return Arena.attach(fd, max(data_fd, 0), consumer)
         finally:
             os.close(fd)
             if data_fd >= 0:
                 os.close(data_fd)
-        arena.id = arena_id
-        _attached[arena_id] = arena
-        return arena
 
 
 class _Descriptors:
@@ -83,8 +85,8 @@ class _Descriptors:
         return fd, _sluice.fd_of(self.pid, self.data_fd) if self.data_fd >= 0 else -1
 
 
-def _unpickle_arena(arena_id, descriptors):
-    return attach_by_id(arena_id, descriptors.open)
+def _unpickle_arena(arena_id, descriptors, consumer=False):
+    return attach_by_id(arena_id, descriptors.open, consumer)
 
 
 class Arena(_sluice.Arena):
@@ -96,6 +98,8 @@ class Arena(_sluice.Arena):
     other processes like any argument.
     """
 
+    _consumer = False
+
     def __new__(cls, data_bytes, **kw):
         arena = super().__new__(cls, parse_bytes(data_bytes), **kw)
         arena.id = arena.info()["id"]
@@ -105,8 +109,27 @@ class Arena(_sluice.Arena):
     def __init__(self, data_bytes, **kw):
         pass
 
+    @classmethod
+    def attach(cls, fd, data_fd=0, consumer=False, /):
+        """The arena behind a descriptor; a consumer only reads, in its views too."""
+        return cls._known(super().attach(fd, data_fd, consumer), consumer)
+
+    @classmethod
+    def recv(cls, sock_fd, consumer=False, /):
+        """The arena that the other end of an AF_UNIX socket gives away by send()."""
+        return cls._known(super().recv(sock_fd, consumer), consumer)
+
+    @staticmethod
+    def _known(arena, consumer):
+        arena.id, arena._consumer = arena.info()["id"], bool(consumer)
+        key = _key(arena.id, consumer)
+        known = _attached.get(key)
+        if known is None or known.closed:
+            _attached[key] = arena
+        return arena
+
     def __reduce__(self):
-        return _unpickle_arena, (self.id, _Descriptors(self.fd(), self.data_fd()))
+        return _unpickle_arena, (self.id, _Descriptors(self.fd(), self.data_fd()), self._consumer)
 
     def channel(self, name, capacity=0, *, create=True, produce=True, consume=True, flags=0):
         """Create a channel, or open another endpoint of it with create=False."""

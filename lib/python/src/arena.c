@@ -33,6 +33,7 @@ struct arena_ref *arena_of(PyObject *obj)
 		PyErr_NoMemory();
 		return NULL;
 	}
+	ar->read_only = self->ar->read_only;
 	rc = sluice_arena_reattach(&ar->a, self->ar->a);
 	if (rc) {
 		free(ar);
@@ -50,6 +51,7 @@ static PyObject *arena_wrap(PyTypeObject *tp, struct sluice_arena *a)
 {
 	allocfunc alloc = (allocfunc)PyType_GetSlot(tp, Py_tp_alloc);
 	struct py_arena *self = (struct py_arena *)alloc(tp, 0);
+	struct sluice_arena_info in = {.sz = sizeof(in)};
 
 	if (self)
 		self->ar = calloc(1, sizeof(*self->ar));
@@ -61,6 +63,7 @@ static PyObject *arena_wrap(PyTypeObject *tp, struct sluice_arena *a)
 	atomic_init(&self->ar->refs, 1);
 	self->ar->gen = fork_gen;
 	self->ar->a = a;
+	self->ar->read_only = !sluice_arena_info(a, &in) && in.role == SLUICE_ROLE_CONSUMER;
 	return (PyObject *)self;
 }
 

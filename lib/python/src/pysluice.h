@@ -30,6 +30,7 @@ struct arena_ref {
 	struct sluice_arena *a;
 	struct gpu_pin *pin; /* registered with the GPU: releases wait for copies */
 	bool retire; /* releases are queued for retired_take() */
+	bool read_only; /* attached as a consumer: writing to the data region is a fault */
 };
 
 struct arena_ref *arena_ref_get(struct arena_ref *ar);

@@ -55,7 +55,7 @@ PyObject *view_new(struct anchor *an, void *data, uint64_t bytes, const struct v
 	v->an = anchor_get(an);
 	v->data = data;
 	v->bytes = bytes;
-	v->readonly = readonly;
+	v->readonly = readonly || (an->ar && an->ar->read_only);
 	v->sh = *sh;
 	for (uint32_t i = 0; i < sh->ndim; i++) {
 		v->bshape[i] = sh->shape[i];

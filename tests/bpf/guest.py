@@ -209,7 +209,8 @@ def preempted_counters_miss_nothing():
 def readers_of_the_counts_cost_none():
     loaded()
     before = stat()
-    with subprocess.Popen([SLUICE, "stat", "--json", "-i", "0.05"], stdout=subprocess.DEVNULL) as look:
+    command = [SLUICE, "stat", "--json", "-i", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as look:
         run(PRESS, "12", "8000", "50")
         look.terminate()
     after = stat()
@@ -372,7 +373,8 @@ def bpftool_shows_names():
     dump = run("bpftool", "map", "dump", "pinned", f"{PIN}/counts").stdout
     for name in ("SLUICE_PIPE", "SLUICE_OUT", '"bytes"', '"slept_us_log2"', '"tgid"'):
         assert name in dump, f"{name} is not in {dump[:800]}"
-    name = next(n for n in os.listdir(f"{PIN}/programs") if n in ("pipe_write_exit", "pipe_write_call"))
+    either = "pipe_write_exit", "pipe_write_call"
+    name = next(n for n in os.listdir(f"{PIN}/programs") if n in either)
     shown = run("bpftool", "prog", "show", "pinned", f"{PIN}/programs/{name}").stdout
     assert name in shown, shown
     run(SLUICE, "stat", "unload")

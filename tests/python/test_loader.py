@@ -2,6 +2,7 @@
 """The stock DataLoader's behaviour, from ours."""
 import collections
 import gc
+import inspect
 import itertools
 import os
 import random
@@ -127,6 +128,10 @@ def test_samplers(form):
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_start_method(form, method):
     both(form, Map(), method, num_workers=1, batch_size=8, epochs=1)
+
+
+def test_signature_is_torchs():
+    assert inspect.signature(sluice.torch.DataLoader) == inspect.signature(DataLoader)
 
 
 def test_in_order():

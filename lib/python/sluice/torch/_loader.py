@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """torch.utils.data.DataLoader whose workers hand over batches through arenas."""
+import functools
 import multiprocessing
 import queue
 import signal
@@ -94,6 +95,7 @@ class DataLoader(_Stock):
     dies is reported within a second, with its number, pid and signal.
     """
 
+    @functools.wraps(_Stock.__init__)
     def __init__(self, *args, **kw):
         pin = bool(kw.get("pin_memory", False))
         names = _positional()

@@ -149,3 +149,29 @@ def test_interpreter_exit(how, tmp_path):
     assert ("boom" in err) if said else err == "", err
     pids = [int(x) for x in out.split()]
     assert len(pids) == 5 and gone(pids), "a worker outlived its trainer"
+
+
+ALONE = """
+if __name__ == "__main__":
+    from multiprocessing import resource_tracker
+
+    for form in ("class", "context"):
+        it = iter(loader(form))
+        next(it)
+        del it
+    q = sluice.Queue()
+    q.put(np.ones(1 << 20))
+    q.get()
+    sluice.share([1] * 1000)
+    with open("/proc/thread-self/children") as f:
+        say(f.read().split(), resource_tracker._resource_tracker._fd)
+"""
+
+
+def test_no_helper_process(tmp_path):
+    """Neither a daemon of ours nor multiprocessing's resource tracker."""
+    if not os.path.exists("/proc/thread-self/children"):
+        pytest.skip("this kernel does not list children")
+    p = start(tmp_path, ALONE)
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 0 and out == "[] None\n", out + err

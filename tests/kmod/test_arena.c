@@ -277,6 +277,25 @@ TEST_F(arena, no_way_around_the_descriptor)
 	EXPECT_EQ(ENXIO, errno);
 }
 
+/* Both regions, whole. */
+static int pin_arena(int fd)
+{
+	struct sluice_ioc_arena_info info;
+	void *control, *data;
+	int err;
+
+	if (arena_info(fd, &info))
+		return -errno;
+	control = arena_map(fd, 0, info.control_bytes, PROT_READ | PROT_WRITE);
+	data = arena_map(fd, info.data_offset, info.data_bytes, PROT_READ | PROT_WRITE);
+	if (control == MAP_FAILED || data == MAP_FAILED)
+		return -errno;
+	err = pin_buffer(control, info.control_bytes) ?: pin_buffer(data, info.data_bytes);
+	munmap(control, info.control_bytes);
+	munmap(data, info.data_bytes);
+	return err;
+}
+
 TEST_F(arena, outlives_its_creator)
 {
 	int ready[2], status;
@@ -303,6 +322,35 @@ TEST_F(arena, outlives_its_creator)
 	EXPECT_EQ(0, status);
 }
 
+/* The creator is gone altogether, its address space and descriptors with it. */
+TEST_F(arena, can_be_registered_after_its_creator_died)
+{
+	int result[2], status, err = 1;
+	pid_t pid;
+
+	ASSERT_EQ(0, pipe(result));
+	pid = fork();
+	if (!pid) {
+		int fd = arena_create(self->dev, CONTROL, DATA, SLUICE_IOC_HUGE_PREFERRED);
+		pid_t creator = getpid();
+
+		if (fd < 0 || pin_arena(fd))
+			_exit(1);
+		if (fork())
+			_exit(0);
+		/* Children are handed on when both are gone. */
+		while (getppid() == creator)
+			usleep(1000);
+		err = pin_arena(fd);
+		_exit(write(result[1], &err, sizeof(err)) != sizeof(err));
+	}
+	ASSERT_EQ(pid, waitpid(pid, &status, 0));
+	EXPECT_EQ(0, status);
+	close(result[1]);
+	ASSERT_EQ(sizeof(err), read(result[0], &err, sizeof(err)));
+	EXPECT_EQ(0, err);
+}
+
 TEST_F(arena, unload_is_refused_while_mapped)
 {
 	close(self->fd);
@@ -319,9 +367,11 @@ TEST_F(arena, can_be_registered_as_often_as_wanted)
 	int status;
 
 	ASSERT_NE(MAP_FAILED, other);
-	EXPECT_EQ(0, pin_buffer(self->data, DATA));
+	EXPECT_EQ(0, pin_arena(self->fd));
 	pid = fork();
 	if (!pid) {
+		if (pin_arena(self->fd) || pin_buffer(self->data, DATA))
+			_exit(2);
 		/* One unmaps while the other pins. */
 		for (int i = 0; i < 50; i++) {
 			void *p = arena_map(self->fd, self->info.data_offset, DATA,
@@ -332,8 +382,10 @@ TEST_F(arena, can_be_registered_as_often_as_wanted)
 		}
 		_exit(0);
 	}
-	for (int i = 0; i < 20; i++)
+	for (int i = 0; i < 20; i++) {
 		ASSERT_EQ(0, pin_buffer(other, DATA));
+		ASSERT_EQ(0, pin_arena(self->fd));
+	}
 	ASSERT_EQ(pid, waitpid(pid, &status, 0));
 	EXPECT_EQ(0, status);
 	EXPECT_EQ(0, pin_buffer(self->data, DATA));
@@ -341,10 +393,15 @@ TEST_F(arena, can_be_registered_as_often_as_wanted)
 
 TEST_F(arena, fdinfo)
 {
-	char path[64], text[1024];
+	char path[64], text[1024], want[64];
 
 	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", self->fd);
 	ASSERT_TRUE(read_text(path, text, sizeof(text)));
+	snprintf(want, sizeof(want), "arena:\t%llu\n", (unsigned long long)self->info.id);
+	EXPECT_NE(NULL, strstr(text, want));
+	snprintf(want, sizeof(want), "huge_bytes:\t%llu\n",
+		 (unsigned long long)self->info.huge_bytes);
+	EXPECT_NE(NULL, strstr(text, want));
 	EXPECT_NE(NULL, strstr(text, "label:\ttest\n"));
 	EXPECT_NE(NULL, strstr(text, "control_bytes:\t8192\n"));
 	EXPECT_NE(NULL, strstr(text, "data_bytes:\t8388608\n"));

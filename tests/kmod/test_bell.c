@@ -293,11 +293,21 @@ TEST_F(bell, pending_requests_do_not_hide_a_death)
 
 TEST_F(bell, fdinfo)
 {
+	static const char *const fields[] = {"arena:\t",      "control_bytes:\t", "data_bytes:\t",
+					     "huge_bytes:\t", "node:\t",	  "peer:\t",
+					     "pid:\t",	      "bell:\t"};
 	char path[64], text[1024];
 
 	ASSERT_EQ(0, bell_ring(self->a, self->pb.bell, SLUICE_BELL_DOORBELL, 1));
 	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", self->b);
 	ASSERT_TRUE(read_text(path, text, sizeof(text)));
+	for (unsigned int i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+		EXPECT_NE(NULL, strstr(text, fields[i]))
+		{
+			TH_LOG("no %s in: %s", fields[i], text);
+		}
+	}
+	EXPECT_NE(NULL, strstr(text, "label:\ttest\n"));
 	EXPECT_NE(NULL, strstr(text, "role:\tconsumer\n"));
 	EXPECT_NE(NULL, strstr(text, "peers:\t2\n"));
 	EXPECT_NE(NULL, strstr(text, "records:\t1\n"));

@@ -7,12 +7,13 @@
 #include "count.bpf.h"
 
 #define ARG_REGISTER 0x8000
+#define BACKEND_KMOD 2
 
 enum argument {
 	ARG_BYTES,
 	ARG_ARENA,
 	ARG_CHANNEL,
-	ARG_BACKEND, /* 1: the module's, otherwise memfd */
+	ARG_BACKEND, /* enum sluice_backend of the library */
 };
 
 static __always_inline u64 get_arg(void *ctx, enum argument n)
@@ -49,7 +50,7 @@ static __always_inline struct sluice_arena *get_arena(void *ctx, enum sluice_kin
 
 static __always_inline enum sluice_kind get_arena_kind(void *ctx)
 {
-	return get_arg(ctx, ARG_BACKEND) == 1 ? SLUICE_ARENA_KMOD : SLUICE_ARENA_MEMFD;
+	return get_arg(ctx, ARG_BACKEND) == BACKEND_KMOD ? SLUICE_ARENA_KMOD : SLUICE_ARENA_MEMFD;
 }
 
 SEC("uprobe")

@@ -5,6 +5,7 @@
 
 USDT_DEFINE(batch_publish);
 USDT_DEFINE(batch_release);
+USDT_DECLARE(batch_next);
 
 #define DEFAULT_TENSORS 16
 #define DEFAULT_ALIGN	256
@@ -61,13 +62,21 @@ static bool poison_begin(struct sluice_batch *b)
 	return true;
 }
 
+/* For tracers: the end of what batch_next began, so that what a process holds is the difference. */
+static void count_released(const struct sluice_batch *b)
+{
+	USDT4(batch_release, b->manifest.payload_bytes, b->a->hdr.arena_id, SHM_NONE,
+	      b->a->hdr.backend);
+}
+
 static void batch_drop(struct sluice_batch *b)
 {
 	struct sluice_arena *a = b->a;
 
 	if (a->hdr.flags & SLUICE_ARENA_POISON && !a->region.data_ro && poison_begin(b))
 		memset(b->base, POISON, b->extent_bytes);
-	USDT2(batch_release, b->manifest.payload_bytes, a->hdr.arena_id);
+	if (b->taken)
+		count_released(b);
 	extent_release(a, b->lease, b->word);
 	batch_put(b);
 }
@@ -112,6 +121,7 @@ int batch_hold(struct sluice_batch *b, uint32_t lease, uint64_t word)
 	err = extent_resolve(b->a, lease, &b->extent, &b->base, &b->extent_bytes);
 	if (!err)
 		err = manifest_read(b);
+	b->taken = !err;
 	if (err && err != -ENOMEM) {
 		extent_release(b->a, lease, word);
 		batch_put(b);
@@ -196,6 +206,7 @@ int sluice_batch_begin_opts(struct sluice_channel *ch, struct sluice_batch **out
 	}
 	b->ch = ch;
 	b->state = BATCH_WRITING;
+	b->taken = false;
 	b->lease = b->extent = found.lease;
 	b->word = found.word;
 	b->align = o.align;
@@ -269,7 +280,8 @@ static void count_published(struct sluice_channel *ch, const struct sluice_batch
 {
 	stat_add(&ch->stats->published, 1);
 	stat_add(&ch->stats->published_bytes, b->manifest.payload_bytes);
-	USDT3(batch_publish, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index);
+	USDT4(batch_publish, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index,
+	      ch->a->hdr.backend);
 }
 
 /* The manifest goes behind the payload, so that the payload starts on a block. */
@@ -301,6 +313,8 @@ int sluice_batch_publish_timeout(struct sluice_batch *b, uint64_t timeout_ns)
 	if (err)
 		return err;
 	ch->sequence++;
+	if (b->taken)
+		count_released(b);
 	count_published(ch, b);
 	batch_put(b);
 	return 0;
@@ -476,6 +490,8 @@ int sluice_batch_forward(struct sluice_batch *b, struct sluice_channel *ch, uint
 	err = lease_publish(ch, b->lease, &b->word, LEASE_READY, timeout_ns);
 	if (err)
 		return err;
+	if (b->taken)
+		count_released(b);
 	count_published(ch, b);
 	batch_put(b);
 	return 0;
@@ -521,9 +537,11 @@ int sluice_batch_open(struct sluice_arena *a, struct sluice_batch **out, uint64_
 		extent_release(a, lease, word);
 		batch_put(b);
 	}
-	if (!err)
-		*out = b;
-	return err;
+	if (err)
+		return err;
+	USDT4(batch_next, b->manifest.payload_bytes, a->hdr.arena_id, SHM_NONE, a->hdr.backend);
+	*out = b;
+	return 0;
 }
 
 /* ------------------------------------------------------------------ reading */

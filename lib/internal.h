@@ -237,6 +237,7 @@ struct sluice_batch {
 	struct sluice_channel *ch; /* while it is being written */
 	struct sluice_batch *next; /* in the pool */
 	enum batch_state state;
+	bool taken; /* came by a channel or a token: this process did not make it */
 	shm_u32 refs; /* local references */
 	uint32_t lease; /* the lease that this process owns */
 	uint32_t extent; /* the lease of the extent: the same, or the alias' parent */

@@ -22,9 +22,9 @@ static void count_wait(struct sluice_channel *ch, shm_u64 *waits, shm_u64 *wait_
 	stat_add(waits, 1);
 	stat_add(wait_ns, ns);
 	if (waits == &ch->stats->batch_waits)
-		USDT3(batch_wait, ns, ch->a->hdr.arena_id, ch->index);
+		USDT4(batch_wait, ns, ch->a->hdr.arena_id, ch->index, ch->a->hdr.backend);
 	else
-		USDT3(space_wait, ns, ch->a->hdr.arena_id, ch->index);
+		USDT4(space_wait, ns, ch->a->hdr.arena_id, ch->index, ch->a->hdr.backend);
 }
 
 /*
@@ -197,7 +197,8 @@ static int batch_hand_out(struct sluice_channel *ch, struct sluice_batch *b, uin
 		return err;
 	stat_add(&ch->stats->consumed, 1);
 	stat_add(&ch->stats->consumed_bytes, b->manifest.payload_bytes);
-	USDT3(batch_next, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index);
+	USDT4(batch_next, b->manifest.payload_bytes, ch->a->hdr.arena_id, ch->index,
+	      ch->a->hdr.backend);
 	*out = b;
 	return 0;
 }

@@ -72,25 +72,30 @@ static __always_inline void merge_count(struct sluice_count *to, const struct sl
 		add(to->slept_us_log2[i], from->slept_us_log2[i]);
 }
 
-/* Moves one entry to another key; false where there is no room for it, and it stays. */
-static __noinline bool move_count(struct sluice_count_key *from, struct sluice_count_key *to)
+/*
+ * Moves one entry to another key; where there is no room for it, it stays. Not static, so that the
+ * verifier looks at it once and not for each of the calls below.
+ */
+__noinline int move_count(struct sluice_count_key *from, struct sluice_count_key *to)
 {
 	static const struct sluice_count none;
 	struct sluice_count *c, *sum;
 
+	if (!from || !to)
+		return 0;
 	c = bpf_map_lookup_elem(&counts, from);
 	if (!c)
-		return true;
+		return 0;
 	sum = bpf_map_lookup_elem(&counts, to);
 	if (!sum) {
 		bpf_map_update_elem(&counts, to, &none, BPF_NOEXIST);
 		sum = bpf_map_lookup_elem(&counts, to);
 		if (!sum)
-			return false;
+			return 0;
 	}
 	merge_count(sum, c);
 	bpf_map_delete_elem(&counts, from);
-	return true;
+	return 0;
 }
 
 static __noinline void fold(struct task_struct *task, bool last)

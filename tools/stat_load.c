@@ -319,12 +319,15 @@ static int say_refused(int err)
 static int open_and_load(struct counters *c, const struct btf *btf,
 			 const struct counters_opts *opts)
 {
+	/* With the log, what the verifier had to look at. */
+	LIBBPF_OPTS(bpf_object_open_opts, open,
+		    .kernel_log_level = getenv("SLUICE_BPF_LOG") ? 4 : 0);
 	int err = 0;
 
 	for (int tries = 0; tries < MAX_FAILURES; tries++) {
 		int failed;
 
-		c->skel = counters_bpf__open();
+		c->skel = counters_bpf__open_opts(&open);
 		if (!c->skel)
 			return say_refused(-errno);
 		c->skel->rodata->only_targets = opts->only_targets;

@@ -5,9 +5,10 @@
 
 ifeq ($(BPF_MISSING),)
 BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead press storm)
+BPF_KERNELS := 6.1 6.12 newest
 BPF_LOADER := $(B)/tools/stat_load.o $(B)/tools/stat_usdt.o
 
-$(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o lib/usdt.h
+$(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o $(B)/lib/libsluice.a
 $(B)/test/bpf/overhead: tests/bpf/overhead.c $(BPF_LOADER)
 $(B)/test/bpf/press: tests/bpf/press.c
 $(B)/test/bpf/storm: tests/bpf/storm.c
@@ -15,12 +16,12 @@ $(B)/test/bpf/storm: tests/bpf/storm.c
 $(BPF_TESTS):
 	$(call say,LD,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CPPFLAGS) -Ilib -Itools -Ibpf $(ALL_CFLAGS) -o $@ $(filter %.c %.o,$^) \
-		$(BPF_LIBS) -luring -lpthread
+	$(Q)$(CC) $(ALL_CPPFLAGS) -Ilib -Itools -Ibpf $(ALL_CFLAGS) -o $@ $(filter %.c %.o %.a,$^) \
+		$(BPF_LIBS) $(LIB_LIBS)
 
 .PHONY: check-bpf
-check-bpf: tools $(BPF_TESTS)
-	$(Q)tests/bpf/run 6.1 6.12 newest
+check-bpf: tools $(BPF_TESTS) $(BPF_KERNELS:%=$(B)/kmod/%/sluice.ko)
+	$(Q)tests/bpf/run $(BPF_KERNELS)
 
 GUEST_CHECKS += check-bpf
 endif

@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <liburing.h>
+#include <sluice.h>
 #include "stat_read.h"
-#include "usdt.h"
 
 #define CHECK(cond)                                                                             \
 	do {                                                                                    \
@@ -31,10 +31,6 @@
 			return;                                                                 \
 		}                                                                               \
 	} while (0)
-
-USDT_DEFINE(batch_publish);
-USDT_DEFINE(batch_next);
-USDT_DEFINE(batch_release);
 
 static char problem[256];
 static char buf[1 << 20];
@@ -505,18 +501,86 @@ static void route_child(void)
 	close_both(p);
 }
 
-static void route_arena(void)
+/* A batch of @n bytes, published to the channel; 0 on success. */
+static int send_batch(struct sluice_channel *ch, int64_t n)
 {
-	USDT3(batch_publish, 123456789, 7, 1);
-	USDT4(batch_publish, sizeof(buf), 7, 1, 0);
-	USDT4(batch_next, sizeof(buf), 7, 1, 0);
-	USDT2(batch_release, sizeof(buf), 7);
-	expect(SLUICE_ARENA_MEMFD, SLUICE_OUT, -1, 2, 0);
-	expect(SLUICE_ARENA_MEMFD, SLUICE_IN, sizeof(buf), 1, 0);
-	USDT4(batch_publish, (long)file + 1000, 8, 1, 1);
-	USDT4(batch_next, (long)file + 1000, 8, 1, 1);
-	expect(SLUICE_ARENA_KMOD, SLUICE_OUT, file + 1000, 1, 0);
-	expect(SLUICE_ARENA_KMOD, SLUICE_IN, file + 1000, 1, 0);
+	struct sluice_batch *b;
+	void *payload;
+
+	if (sluice_batch_begin(ch, &b, n, 0))
+		return -1;
+	payload = sluice_batch_tensor_add(b, "bytes", SLUICE_U8, 1, &n, NULL);
+	if (!payload)
+		return -1;
+	memset(payload, 1, n);
+	return sluice_batch_publish(b);
+}
+
+/* What is begun and not published does not move, what is passed on moves once more. */
+static void use_arena(struct sluice_arena *a, struct sluice_channel *ch, enum sluice_kind kind)
+{
+	static const int64_t sizes[] = {1, 4097, 123457, 1 << 20};
+	struct sluice_batch *b, *shared;
+	int64_t n = 5000;
+	uint64_t token;
+
+	for (int i = 0; i < 4; i++) {
+		CHECK(!send_batch(ch, sizes[i]));
+		CHECK(!sluice_channel_next(ch, &b, 0));
+		sluice_batch_release(b);
+		expect(kind, SLUICE_OUT, sizes[i], 1, 0);
+		expect(kind, SLUICE_IN, sizes[i], 1, 0);
+	}
+	CHECK(!sluice_batch_begin(ch, &b, n, 0));
+	CHECK(sluice_batch_tensor_add(b, "dropped", SLUICE_U8, 1, &n, NULL));
+	sluice_batch_abort(b);
+	CHECK(!sluice_batch_begin(ch, &b, n, 0));
+	CHECK(sluice_batch_tensor_add(b, "shared", SLUICE_U8, 1, &n, NULL));
+	CHECK(!sluice_batch_seal(b));
+	CHECK(!sluice_batch_share(b, ch, 0));
+	CHECK(!sluice_batch_token(b, &token));
+	CHECK(!sluice_channel_next(ch, &shared, 0));
+	CHECK(!sluice_batch_forward(shared, ch, 0));
+	CHECK(!sluice_channel_next(ch, &shared, 0));
+	sluice_batch_release(shared);
+	CHECK(!sluice_batch_open(a, &shared, token));
+	sluice_batch_release(shared);
+	sluice_batch_release(b);
+	expect(kind, SLUICE_OUT, 2 * n, 2, 0);
+	expect(kind, SLUICE_IN, 3 * n, 3, 0);
+	CHECK(sluice_channel_next(ch, &b, 0) == -EAGAIN);
+}
+
+static void run_arena(enum sluice_backend backend, enum sluice_kind kind)
+{
+	struct sluice_arena_opts opts = {
+		.sz = sizeof(opts),
+		.data_bytes = 8 << 20,
+		.backend = backend,
+	};
+	struct sluice_channel_opts both = {
+		.sz = sizeof(both),
+		.flags = SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_CONSUME,
+	};
+	struct sluice_channel *ch;
+	struct sluice_arena *a;
+
+	CHECK(!sluice_arena_create(&a, &opts));
+	CHECK(!sluice_channel_create(&ch, a, "matrix", &both));
+	use_arena(a, ch, kind);
+	sluice_channel_close(ch);
+	sluice_arena_detach(a);
+}
+
+static void route_arena_memfd(void)
+{
+	run_arena(SLUICE_BACKEND_MEMFD, SLUICE_ARENA_MEMFD);
+}
+
+/* The module must be loaded. */
+static void route_arena_kmod(void)
+{
+	run_arena(SLUICE_BACKEND_KMOD, SLUICE_ARENA_KMOD);
 }
 
 static const struct {
@@ -546,7 +610,8 @@ static const struct {
 	{"partial and failing calls", route_partial},
 	{"threads", route_threads},
 	{"child process", route_child},
-	{"arena probes", route_arena},
+	{"arena by memfd", route_arena_memfd},
+	{"arena by kmod", route_arena_kmod},
 };
 
 #define ROUTES (sizeof(routes) / sizeof(routes[0]))
@@ -635,8 +700,6 @@ int main(int argc, char **argv)
 		routes[i].run();
 		if (!err)
 			err = read_sums(c, &after);
-		if (routes[i].run == route_arena)
-			expected[SLUICE_ARENA_MEMFD][SLUICE_OUT].bytes = 123456789 + sizeof(buf);
 		if (problem[0])
 			printf("# %s\n", problem);
 		err = err || problem[0] || compare(&before, &after);

@@ -12,13 +12,27 @@ BPF_SRCS := $(wildcard tools/stat*.c tools/trace*.c)
 ifneq ($(BPF_MISSING),)
 NOTES += "sluice trace and sluice stat need $(BPF_MISSING) (Debian: apt-get install clang bpftool libbpf-dev libelf-dev) and are left out"
 else
+# Raw BTF or an image with BTF in it; the host's by default.
+VMLINUX_BTF ?= /sys/kernel/btf/vmlinux
+ifneq ($(wildcard $(VMLINUX_BTF)),)
+BPF_CFLAGS += -DSLUICE_VMLINUX -I$(B)/bpf
+BPF_VMLINUX := $(B)/bpf/vmlinux.h
+else
+NOTES += "no $(VMLINUX_BTF): the eBPF programs are built with the types that bpf/kernel.h describes by hand"
+endif
+
 BPF_OBJS := $(BPF_SRCS:%.c=$(B)/%.o)
 BPF_LIBS := -l:libbpf.a -lelf -lz -lm
 TOOLS_EXTRA_OBJ += $(BPF_OBJS)
 TOOLS_LIBS += $(BPF_LIBS)
 
+$(B)/bpf/vmlinux.h:
+	$(call say,GEN,$@)
+	$(Q)mkdir -p $(@D)
+	$(Q)bpftool btf dump file $(VMLINUX_BTF) format c >$@
+
 # bpftool leaves out what only a debugger would want.
-$(B)/bpf/counters.bpf.o: $(wildcard bpf/*.bpf.c bpf/*.h)
+$(B)/bpf/counters.bpf.o: $(wildcard bpf/*.bpf.c bpf/*.h) $(BPF_VMLINUX)
 	$(call say,BPF,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CLANG) $(BPF_CFLAGS) -c -o $@.tmp bpf/counters.bpf.c

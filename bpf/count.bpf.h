@@ -4,7 +4,6 @@
 #define SLUICE_COUNT_BPF_H
 
 #include "kernel.h"
-#include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>

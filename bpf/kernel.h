@@ -1,11 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The kernel's types as far as the programs read them. Fields are found by name in the running
- * kernel's BTF when the programs are loaded, so neither order nor completeness matters here, and a
- * build needs no kernel, no BTF and no headers of one.
+ * The kernel's types: those of the build host, or of the image that VMLINUX_BTF names, in vmlinux.h,
+ * which the build generates. Where there are none to be had, the few that the programs read are below
+ * by hand; nothing is lost by that but the compiler's word that these fields exist. In either case
+ * fields are found by name in the running kernel's BTF when the programs are loaded.
  */
 #ifndef SLUICE_KERNEL_H
 #define SLUICE_KERNEL_H
+
+/* What only macros in the kernel have names for. */
+#define FMODE_READ   1u
+#define FMODE_WRITE  2u
+#define VM_SHARED    8ul
+#define MSG_PEEK     2
+#define PIPEFS_MAGIC 0x50495045
+#define EPOLLIN	     1u
+#define EPOLLHUP     16u
+#define E2BIG	     7
+
+#ifdef SLUICE_VMLINUX
+
+/* A type of some driver's, here the name of a map. */
+#define config kernel_config
+#include "vmlinux.h"
+#undef config
+
+#else
 
 /* Tells bpf_tracing.h to use the kernel's names of registers. */
 #define __VMLINUX_H__
@@ -17,15 +37,8 @@
 typedef __u64 u64;
 typedef __u32 u32;
 
-#define FMODE_READ     1u
-#define FMODE_WRITE    2u
-#define VM_SHARED      8ul
-#define MSG_PEEK       2
-#define PIPEFS_MAGIC   0x50495045
 #define SOCK_STREAM    1
 #define SOCK_SEQPACKET 5
-#define EPOLLIN	       1u
-#define EPOLLHUP       16u
 #define TASK_COMM_LEN  16
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -126,5 +139,7 @@ struct pt_regs {
 #endif
 
 #pragma clang attribute pop
+
+#endif /* SLUICE_VMLINUX */
 
 #endif /* SLUICE_KERNEL_H */

@@ -55,7 +55,8 @@ def test_full_and_empty():
         q.put(1)
 
 
-def test_failed_put_leaves_nothing():
+def test_failed_put_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(_store, "_store", None)  # the arenas of this test alone
     q = sluice.Queue(1)
     q.put(np.zeros(BIG))
     for _ in range(3):

@@ -150,6 +150,8 @@ class Retired:
     @property
     def count(self) -> int: ...
 
+COPY_PAST_BYTES: int
+
 def encode(
     obj: Any, codec: Any, base: int = ..., cap: int = ..., used: int = ..., /
 ) -> Plan: ...

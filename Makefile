@@ -78,7 +78,7 @@ demo:
 	$(Q)$(MAKE) --no-print-directory demo-run
 
 check:
-	$(Q)tests/deps base peers check bpf python
+	$(Q)tests/deps base peers check kmod bpf python
 	$(Q)$(MAKE) --no-print-directory check-run
 
 # The kernel module and the eBPF programs in kernels booted by QEMU.

@@ -47,6 +47,7 @@ $(B)/kmod/debug/mistakes/mistakes.ko: tests/kmod/mistakes/Kbuild tests/kmod/mist
 check-kmod-debug: $(B)/kmod/debug/sluice.ko $(B)/kmod/debug/mistakes/mistakes.ko $(KMOD_PROGRAMS)
 	$(Q)tests/kmod/check kmod-debug debug
 
+CHECKS += check-kmod
 GUEST_CHECKS += check-kmod
 
 # make dkms-install and dkms-remove with dkms itself, and a guest that boots with what they leave.

@@ -158,8 +158,20 @@ static __attribute__((format(printf, 1, 2))) void say(const char *fmt, ...)
 	fputc('\n', stderr);
 }
 
-static int print_nothing(enum libbpf_print_level level, const char *fmt, va_list ap)
+/* The last program that did not load: once libbpf has given up it does not tell. */
+static char failed_program[64];
+
+static int on_message(enum libbpf_print_level level, const char *fmt, va_list ap)
 {
+	static const char what[] = "': BPF program load failed";
+	char text[256], name[sizeof(failed_program)];
+	va_list again;
+
+	va_copy(again, ap);
+	vsnprintf(text, sizeof(text), fmt, again);
+	va_end(again);
+	if (strstr(text, what) && sscanf(text, "libbpf: prog '%63[^']", name) == 1)
+		strcpy(failed_program, name);
 	return getenv("SLUICE_BPF_LOG") ? vfprintf(stderr, fmt, ap) : 0;
 }
 
@@ -283,20 +295,12 @@ static int size_maps(struct counters *c, const struct counters_opts *opts)
 	return err;
 }
 
-/* The one program whose loading failed: those before it have descriptors. */
-static int find_failed(struct counters *c)
+/* Index of the hook whose program did not load, -1 if it was none of them. */
+static int find_failed(void)
 {
-	struct bpf_program *prog;
-
-	bpf_object__for_each_program(prog, c->skel->obj)
-	{
-		if (!bpf_program__autoload(prog) || bpf_program__fd(prog) >= 0)
-			continue;
-		for (size_t i = 0; i < HOOKS; i++)
-			if (!strcmp(hooks[i].program, bpf_program__name(prog)))
-				return i;
-		return -1;
-	}
+	for (size_t i = 0; i < HOOKS; i++)
+		if (!strcmp(hooks[i].program, failed_program))
+			return i;
 	return -1;
 }
 
@@ -334,11 +338,12 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		err = choose_programs(c, btf, opts);
 		if (!err)
 			err = size_maps(c, opts);
+		failed_program[0] = '\0';
 		if (!err)
 			err = counters_bpf__load(c->skel);
 		if (!err)
 			return 0;
-		failed = err == -EPERM ? -1 : find_failed(c);
+		failed = err == -EPERM ? -1 : find_failed();
 		counters_bpf__destroy(c->skel);
 		c->skel = NULL;
 		/* Nothing loaded at all: the maps are what failed. */
@@ -582,7 +587,7 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	struct btf *btf;
 	int err;
 
-	libbpf_set_print(print_nothing);
+	libbpf_set_print(on_message);
 	btf = btf__load_vmlinux_btf();
 	if (!btf) {
 		err = -errno;

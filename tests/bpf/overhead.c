@@ -13,6 +13,7 @@
 
 #define ROUNDS 2
 #define TRIES  2
+#define CASES  3
 #define LIMIT  0.97
 
 static char buf[12 << 20];
@@ -56,13 +57,16 @@ int main(void)
 {
 	static const struct {
 		size_t size, total;
+		double limit;
 		const char *name;
-	} cases[] = {
-		{12 << 20, 24 << 20, "writes of 12 MiB"},
-		{64 << 10, 16 << 20, "writes of 64 KiB"},
+	} cases[CASES] = {
+		{12 << 20, 24 << 20, LIMIT, "writes of 12 MiB"},
+		{64 << 10, 16 << 20, LIMIT, "writes of 64 KiB"},
+		/* Told only: nobody who cares for throughput writes pages one by one. */
+		{4 << 10, 2 << 20, 0, "writes of 4 KiB"},
 	};
 	struct counters_opts opts = {.size = sizeof(opts)};
-	double fastest[2][2] = {{1e9, 1e9}, {1e9, 1e9}};
+	double fastest[CASES][2] = {{1e9, 1e9}, {1e9, 1e9}, {1e9, 1e9}};
 	struct counters *c = NULL;
 	int failed = 0;
 
@@ -74,7 +78,7 @@ int main(void)
 			printf("Bail out! the counters do not load\n");
 			return 1;
 		}
-		for (int i = 0; i < 2; i++) {
+		for (int i = 0; i < CASES; i++) {
 			for (int try = 0; try < TRIES; try++) {
 				double t = transfer(cases[i].size, cases[i].total);
 
@@ -85,14 +89,20 @@ int main(void)
 		if (on)
 			counters_close(c);
 	}
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < CASES; i++) {
 		double ratio = fastest[i][0] / fastest[i][1];
+		double more = (fastest[i][1] - fastest[i][0]) * cases[i].size / cases[i].total;
 
-		printf("# %s: %.1f MB/s without, %.1f MB/s with counters\n", cases[i].name,
-		       cases[i].total / fastest[i][0] / 1e6, cases[i].total / fastest[i][1] / 1e6);
+		printf("# %s: %.1f MB/s without, %.1f MB/s with counters (%.3f); a write and what "
+		       "reads it take %.2f us more\n",
+		       cases[i].name, cases[i].total / fastest[i][0] / 1e6,
+		       cases[i].total / fastest[i][1] / 1e6, ratio, more * 1e6);
+		if (!cases[i].limit)
+			continue;
 		printf("%sok %d - %s keep at least %.2f of their speed (%.3f)\n",
-		       ratio >= LIMIT ? "" : "not ", i + 1, cases[i].name, LIMIT, ratio);
-		failed += ratio < LIMIT;
+		       ratio >= cases[i].limit ? "" : "not ", i + 1, cases[i].name, cases[i].limit,
+		       ratio);
+		failed += ratio < cases[i].limit;
 	}
 	return failed != 0;
 }

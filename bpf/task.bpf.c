@@ -76,25 +76,29 @@ static __always_inline void merge_count(struct sluice_count *to, const struct sl
  * Moves one entry to another key; where there is no room for it, it stays. Not static, so that the
  * verifier looks at it once and not for each of the calls below.
  */
-__noinline int move_count(struct sluice_count_key *from, struct sluice_count_key *to)
+__noinline int move_count(struct sluice_count_key *from_key, struct sluice_count_key *to_key)
 {
 	static const struct sluice_count none;
+	struct sluice_count_key from, to;
 	struct sluice_count *c, *sum;
 
-	if (!from || !to)
+	if (!from_key || !to_key)
 		return 0;
-	c = bpf_map_lookup_elem(&counts, from);
+	/* Old kernels take no key for a map from memory that is not known to be stack. */
+	from = *from_key;
+	to = *to_key;
+	c = bpf_map_lookup_elem(&counts, &from);
 	if (!c)
 		return 0;
-	sum = bpf_map_lookup_elem(&counts, to);
+	sum = bpf_map_lookup_elem(&counts, &to);
 	if (!sum) {
-		bpf_map_update_elem(&counts, to, &none, BPF_NOEXIST);
-		sum = bpf_map_lookup_elem(&counts, to);
+		bpf_map_update_elem(&counts, &to, &none, BPF_NOEXIST);
+		sum = bpf_map_lookup_elem(&counts, &to);
 		if (!sum)
 			return 0;
 	}
 	merge_count(sum, c);
-	bpf_map_delete_elem(&counts, from);
+	bpf_map_delete_elem(&counts, &from);
 	return 0;
 }
 

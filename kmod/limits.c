@@ -12,6 +12,7 @@
 #include <linux/moduleparam.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
+#include <linux/user_namespace.h>
 
 #include "sluice.h"
 
@@ -42,6 +43,20 @@ struct sluice_user {
 static DEFINE_MUTEX(limits_lock);
 static DEFINE_HASHTABLE(users, 6);
 static u64 total_bytes;
+
+/*
+ * Who answers for what the caller asks: in user namespaces, who made the outermost of them, because a
+ * user may have thousands of user ids in there.
+ */
+static kuid_t user_answers(void)
+{
+	struct user_namespace *ns = current_user_ns();
+	kuid_t uid = current_uid();
+
+	for (; ns != &init_user_ns; ns = ns->parent)
+		uid = ns->owner;
+	return uid;
+}
 
 static struct sluice_user *user_find(kuid_t uid)
 {
@@ -112,7 +127,7 @@ int sluice_limits_charge(struct sluice_arena *arena, u64 bytes)
 	int err = -ENOMEM;
 
 	mutex_lock(&limits_lock);
-	user = user_find(current_uid());
+	user = user_find(user_answers());
 	if (user)
 		err = limits_check(user, bytes);
 	if (!err) {

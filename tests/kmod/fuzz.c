@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /*
- * usage: fuzz [-s SEED] [-t SECONDS | -n STEPS] [-p PROCESSES]
+ * usage: fuzz [-f] [-s SEED] [-t SECONDS | -n STEPS] [-p PROCESSES]
  *
  * Processes without privileges do to arenas, bells and mappings whatever system calls can do, in an
  * order that the seed decides. What is looked for is a report in the kernel's log, and a process
- * that cannot be ended; return values do not matter.
+ * that cannot be ended; return values do not matter. With -f, the kernel fails allocations of these
+ * processes, as often as its task filters for fault injection say.
  */
 #include "common.h"
 
@@ -408,7 +409,13 @@ static void do_step(void)
 		steps_of[rnd(sizeof(steps_of) / sizeof(steps_of[0]))]();
 }
 
-static int run(uint64_t seed, unsigned int seconds, unsigned long limit)
+/* From here on what is not in memory yet may never get there. */
+static int become_faulty(void)
+{
+	return mlockall(MCL_CURRENT) || write_text("/proc/thread-self/make-it-fail", "1");
+}
+
+static int run(uint64_t seed, unsigned int seconds, unsigned long limit, bool faulty)
 {
 	time_t end = time(NULL) + seconds;
 
@@ -422,9 +429,19 @@ static int run(uint64_t seed, unsigned int seconds, unsigned long limit)
 		perror("fuzz: /dev/sluice");
 		return 1;
 	}
-	if (setgroups(0, NULL) || setgid(USER) || setuid(USER)) {
-		perror("fuzz: giving up privileges");
+	if (setgroups(0, NULL) || setgid(USER)) {
+		perror("fuzz: giving up the group");
 		return 1;
+	}
+	if (faulty && become_faulty()) {
+		perror("fuzz: no faults on this kernel");
+		return 1;
+	}
+	while (setuid(USER)) {
+		if (errno != ENOMEM) {
+			perror("fuzz: giving up privileges");
+			return 1;
+		}
 	}
 	while (limit ? steps < limit : time(NULL) < end)
 		do_step();
@@ -438,9 +455,13 @@ int main(int argc, char **argv)
 	unsigned long limit = 0;
 	uint64_t seed = 1;
 	int opt, status, failed = 0;
+	bool faulty = false;
 
-	while ((opt = getopt(argc, argv, "s:t:n:p:")) != -1) {
+	while ((opt = getopt(argc, argv, "fs:t:n:p:")) != -1) {
 		switch (opt) {
+		case 'f':
+			faulty = true;
+			break;
 		case 's':
 			seed = strtoull(optarg, NULL, 0);
 			break;
@@ -454,14 +475,14 @@ int main(int argc, char **argv)
 			processes = (unsigned int)strtoul(optarg, NULL, 0);
 			break;
 		default:
-			fprintf(stderr,
-				"usage: fuzz [-s SEED] [-t SECONDS | -n STEPS] [-p PROCESSES]\n");
+			fprintf(stderr, "usage: fuzz [-f] [-s SEED] [-t SECONDS | -n STEPS] [-p "
+					"PROCESSES]\n");
 			return 2;
 		}
 	}
 	for (unsigned int i = 0; i < processes; i++) {
 		if (!fork()) {
-			status = run(seed * 1000 + i, seconds, limit);
+			status = run(seed * 1000 + i, seconds, limit, faulty);
 			fflush(NULL);
 			_exit(status);
 		}

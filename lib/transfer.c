@@ -95,10 +95,13 @@ static bool disarm(struct sluice_channel *ch)
 	return rung;
 }
 
-/* Is something queued that nobody will ring for?  Pairs with sluice_batch_quiet(). */
+/*
+ * Is something queued that nobody will ring for?  Pairs with sluice_batch_quiet(), whose position is
+ * at most the tail; where a hostile peer wrote another, an empty queue is still one to sleep at.
+ */
 static bool quiet_ahead(struct sluice_channel *ch)
 {
-	return ld_sc(&ch->shm->quiet) > ld_acq(&ch->shm->head);
+	return ld_sc(&ch->shm->quiet) > ld_acq(&ch->shm->head) && ring_ahead(ch);
 }
 
 /*

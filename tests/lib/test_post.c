@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Batches that are queued before their payload is there. */
+#include "shm.h"
 #include "util.h"
 
 #include <kselftest_harness.h>
@@ -257,6 +258,22 @@ TEST_F(post, loops_of_the_callers_are_always_rung)
 	sluice_batch_posted(b);
 	ASSERT_EQ(0, sluice_channel_next(self->in, &got, 0));
 	sluice_batch_release(got);
+}
+
+/* Nothing is queued, whatever a hostile peer wrote: a caller's loop sleeps and does not turn round. */
+TEST_F(post, no_position_keeps_a_callers_loop_awake)
+{
+	struct sluice_arena_info info = {.sz = sizeof(info)};
+	struct shm_channel *c;
+
+	ASSERT_EQ(0, sluice_arena_info(self->a, &info));
+	c = (struct shm_channel *)((char *)info.control + SHM_CHANNELS_OFF);
+	atomic_store(&c->quiet, UINT64_MAX);
+	EXPECT_EQ(0, sluice_channel_arm(self->in));
+	ASSERT_EQ(0, batch_send(self->out, 100, 5, 0));
+	EXPECT_EQ(1, sluice_channel_arm(self->in));
+	EXPECT_EQ(0, batch_recv(self->in, NULL, 0));
+	EXPECT_EQ(0, sluice_channel_arm(self->in));
 }
 
 TEST_F(post, the_dead_take_it_along)

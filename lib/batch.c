@@ -313,8 +313,6 @@ int sluice_batch_publish_timeout(struct sluice_batch *b, uint64_t timeout_ns)
 	if (err)
 		return err;
 	ch->sequence++;
-	if (b->taken)
-		count_released(b);
 	count_published(ch, b);
 	batch_put(b);
 	return 0;

@@ -222,13 +222,15 @@ int sluice_channel_next(struct sluice_channel *ch, struct sluice_batch **out, ui
 		return sluice_fail(EPERM, "channel %s: this endpoint does not consume", ch->name);
 	now = now_coarse_ns();
 	peer_look(a, now);
-	b = ch->unread;
-	if (b)
-		return batch_hand_out(ch, b, b->lease, b->word, out);
-	b = batch_get(a); /* first: a batch that is taken must have somewhere to go */
+	b = ch->unread ? ch->unread : batch_get(a); /* first: what is taken must go somewhere */
 	if (!b)
 		return -ENOMEM;
 	rung = disarm(ch);
+	if (ch->unread) {
+		if (rung && ring_readable(ch))
+			wake_one(a, ch->shm->consumer_sleepers, UINT64_MAX, ch->stats);
+		return batch_hand_out(ch, b, b->lease, b->word, out);
+	}
 	for (;;) {
 		bool over = false;
 

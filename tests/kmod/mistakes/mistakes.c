@@ -28,7 +28,7 @@ static void take(struct mutex *a, struct mutex *b)
 	mutex_unlock(a);
 }
 
-static void touch_freed(void)
+static noinline void touch_freed(void)
 {
 	char *volatile p = kmalloc(40, GFP_KERNEL);
 
@@ -37,7 +37,7 @@ static void touch_freed(void)
 		p[3] = 1;
 }
 
-static void touch_beyond(void)
+static noinline void touch_beyond(void)
 {
 	char *volatile p = kmalloc(40, GFP_KERNEL);
 

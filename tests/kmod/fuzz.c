@@ -409,9 +409,19 @@ static void do_step(void)
 		steps_of[rnd(sizeof(steps_of) / sizeof(steps_of[0]))]();
 }
 
+/* A stack that cannot grow ends the process: have all that the calls below will want. */
+static __attribute__((noinline)) void stack_grow(void)
+{
+	volatile char room[256 << 10];
+
+	for (size_t i = 0; i < sizeof(room); i += 4096)
+		room[i] = 1;
+}
+
 /* From here on what is not in memory yet may never get there. */
 static int become_faulty(void)
 {
+	stack_grow();
 	return mlockall(MCL_CURRENT) || write_text("/proc/thread-self/make-it-fail", "1");
 }
 

@@ -55,6 +55,23 @@ def test_full_and_empty():
         q.put(1)
 
 
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_empty_while_another_thread_waits(timeout):
+    q = sluice.Queue()
+    got = []
+    t = threading.Thread(target=lambda: got.append(q.get()))
+    assert not q.stats()["sleeps"]
+    t.start()
+    while not q.stats()["sleeps"]:
+        time.sleep(0.001)
+    with pytest.raises(queue.Empty):
+        q.get(timeout=timeout)
+    q.put(7)
+    t.join()
+    assert got == [7]
+    q.close()
+
+
 def test_failed_put_leaves_nothing(monkeypatch):
     monkeypatch.setattr(_store, "_store", None)  # the arenas of this test alone
     q = sluice.Queue(1)

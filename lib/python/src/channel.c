@@ -329,8 +329,14 @@ static PyObject *channel_take(struct py_channel *self, PyObject *args)
 	codec = PyTuple_GetItem(how, 1);
 	alive = PyTuple_GetItem(how, 2);
 	empty = PyTuple_GetItem(how, 3);
-	if (!empty || !channel_enter(self, deadline))
+	if (!empty)
 		return NULL;
+	if (!channel_enter(self, deadline)) {
+		/* The time may be over while another thread still waits for the next. */
+		if (PyErr_ExceptionMatches(PyExc_TimeoutError))
+			PyErr_SetObject(empty, NULL);
+		return NULL;
+	}
 	rc = next_wait(self, &b, deadline, alive);
 	channel_leave(self);
 	if (rc == -ETIMEDOUT && !PyErr_Occurred())

@@ -229,6 +229,47 @@ def test_wait_lets_other_threads_run(arena):
         ch2.close()
 
 
+def _asleep(ch):
+    while not ch._raw.totals()["sleeps"]:
+        time.sleep(0.001)
+
+
+def test_released_while_sharing_waits(arena):
+    """What is shared was held when it was asked for: it goes, whoever lets go of it meanwhile."""
+    with arena.channel("c", 1) as c, arena.channel("d", 2) as d:
+        # The endpoint is another thread's.
+        c.publish({"x": np.arange(9)})
+        batch = c.next(1)
+        taker = threading.Thread(target=d.next, args=(20,))
+        taker.start()
+        _asleep(d)
+        sharer = threading.Thread(target=d._raw.share, args=(batch._raw,))
+        sharer.start()
+        time.sleep(0.05)
+        batch.release()
+        with arena.channel("d", create=False, consume=False) as d2:
+            d2.publish({"x": np.arange(2)})
+        taker.join()
+        sharer.join()
+        assert (np.asarray(d.next(1)["x"]) == np.arange(9)).all()
+
+        # There is no room for the note that goes first.
+        for n in (9, 1):
+            d.publish({"x": np.arange(n)})
+        batch, note = d.next(1), d.next(1)
+        c.publish({"x": np.arange(2)})
+        args = note._raw, None, None, d._raw, batch._raw
+        sharer = threading.Thread(target=c._raw.share_both, args=args)
+        sharer.start()
+        _asleep(c)
+        batch.release()
+        with arena.channel("c", create=False, produce=False) as c2:
+            for n in (2, 1):
+                assert np.asarray(c2.next(20)["x"]).size == n
+        sharer.join()
+        assert (np.asarray(d.next(1)["x"]) == np.arange(9)).all()
+
+
 def test_peer_killed_is_an_event():
     ctx = multiprocessing.get_context("fork")
     with sluice.Arena("1M") as arena, arena.channel("c", 2) as ch:

@@ -475,9 +475,11 @@ static bool share(struct py_channel *self, struct sluice_batch *b, uint64_t dead
 {
 	int rc;
 
-	if (!channel_enter(self, deadline))
-		return false;
 	sluice_batch_retain(b); /* the object may be released while the GIL is away */
+	if (!channel_enter(self, deadline)) {
+		sluice_batch_release(b);
+		return false;
+	}
 	rc = sluice_batch_share(b, self->ch, 0);
 	while (rc && wait_goes_on(rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
@@ -516,6 +518,7 @@ static PyObject *channel_share_both(struct py_channel *self, PyObject *args)
 	PyObject *note, *timeout, *alive, *channel, *batch;
 	struct sluice_batch *n, *b;
 	uint64_t deadline;
+	bool both;
 
 	if (!PyArg_ParseTuple(args, "O!OOO!O!", batch_type, &note, &timeout, &alive, channel_type,
 			      &channel, batch_type, &batch) ||
@@ -523,8 +526,13 @@ static PyObject *channel_share_both(struct py_channel *self, PyObject *args)
 		return NULL;
 	n = batch_held_of(note);
 	b = n ? batch_held_of(batch) : NULL;
-	if (!b || !share(self, n, deadline, alive) ||
-	    !share((struct py_channel *)channel, b, SLUICE_FOREVER, alive))
+	if (!b)
+		return NULL;
+	sluice_batch_retain(b); /* likewise, while the note waits */
+	both = share(self, n, deadline, alive) &&
+	       share((struct py_channel *)channel, b, SLUICE_FOREVER, alive);
+	sluice_batch_release(b);
+	if (!both)
 		return NULL;
 	Py_RETURN_NONE;
 }

@@ -147,6 +147,29 @@ def test_negative_and_conjugate_rows():
         q.close()
 
 
+def _answer(fn, *args):
+    try:
+        return [t.tolist() for t in fn(*args).unbind()]
+    except Exception as e:
+        return type(e), str(e)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_as_stock():
+    """Their shape cannot be asked: what can be joined, and what is said, is torch's business."""
+    nested = [torch.nested.nested_tensor([torch.ones(2), torch.ones(n)]) for n in (1, 3)]
+    want = _answer(torch.utils.data.default_collate, nested), _answer(torch.cat, nested)
+    q = sluice.Queue(4)
+    q.put(torch.zeros(1 << 20))
+    try:
+        with _collate._Joining():
+            assert want[1] == _answer(torch.cat, nested)
+        assert want[0] == _answer(_collate.arena_collate, nested)
+    finally:
+        _store.store().drop_extent()
+        q.close()
+
+
 def test_copy_parts():
     src = bytes(range(251)) * 200
     for start, sizes in ((0, (5, 0, 4096, 8191)), (3, (20000, 4100)), (61, (4095, 4097, 40000))):

@@ -48,6 +48,8 @@ def _look(tensors, dim, new):
     rows: where they stand, if joining is to copy them one after another, else None.
     """
     first = tensors[0]
+    if first.is_nested:  # of some, even the shape cannot be asked
+        return None
     dtype, shape = first.dtype, first.shape
     seen = _sluice.join_look(
         tensors,

@@ -40,7 +40,7 @@ static void bell_wake(struct sluice_bell *bell)
 	wake_up_poll(&bell->wait, EPOLLIN | EPOLLRDNORM | EPOLLHUP);
 }
 
-/* Each on its own below the lock, because their number is up to user space. */
+/* Each on its own below the lock, because their number is up to user space.  May sleep. */
 void sluice_bells_wake(struct sluice_arena *arena)
 {
 	struct sluice_bell *bell;
@@ -52,6 +52,7 @@ void sluice_bells_wake(struct sluice_arena *arena)
 		if (bell)
 			bell_wake(bell);
 		sluice_arena_unlock(arena);
+		cond_resched();
 		id++;
 	} while (bell);
 }

@@ -13,7 +13,11 @@ $(B)/kmod/%/.copied: $(KMOD_SRC)
 	$(Q)cp -p kmod/uapi/*.h $(@D)/kmod/uapi/
 	$(Q)touch $@
 
+NO_HEADERS := no headers of the running kernel ($(KDIR)): sluice.ko is not built
+NO_HEADERS += (Debian: apt-get install linux-headers-$(shell uname -r))
+
 $(B)/sluice.ko: $(B)/kmod/running/.copied
+	$(Q)[ -e '$(KDIR)/Makefile' ] || { echo '$(NO_HEADERS)' >&2; exit 1; }
 	$(call say,KMOD,$@)
 	$(Q)$(MAKE) -s -C $(KDIR) M=$(CURDIR)/$(<D) modules
 	$(Q)cp $(<D)/sluice.ko $@
@@ -31,7 +35,7 @@ ifneq ($(wildcard $(KDIR)/Makefile),)
 ALL += $(B)/sluice.ko
 INSTALLS += install-kmod
 else
-NOTES += "no headers of the running kernel ($(KDIR)): sluice.ko is not built"
+NOTES += "$(NO_HEADERS)"
 endif
 
 # ------------------------------------------------------------------ checks without a kernel

@@ -159,6 +159,25 @@ static bool module_is_installed(void)
 	return found;
 }
 
+/* What brings the module; it can be built only where the headers of this kernel are. */
+static const char *module_fix(void)
+{
+	static char fix[256];
+	struct utsname u;
+
+	if (module_is_installed())
+		return "modprobe sluice";
+	uname(&u);
+	snprintf(fix, sizeof(fix), "/lib/modules/%s/build/Makefile", u.release);
+	if (!access(fix, F_OK))
+		return "make build/sluice.ko && insmod build/sluice.ko";
+	snprintf(fix, sizeof(fix),
+		 "apt-get install linux-headers-%s && make build/sluice.ko && insmod "
+		 "build/sluice.ko",
+		 u.release);
+	return fix;
+}
+
 static const char *device_fix(void)
 {
 	if (!getgrnam("sluice"))
@@ -191,11 +210,7 @@ void check_module(struct finding *f)
 		close(fd);
 		check_device(f);
 	} else if (errno == ENOENT) {
-		finding_warn(f,
-			     module_is_installed()
-				     ? "modprobe sluice"
-				     : "make build/sluice.ko && insmod build/sluice.ko",
-			     "not loaded: arenas are memfds");
+		finding_warn(f, module_fix(), "not loaded: arenas are memfds");
 	} else {
 		finding_warn(f, device_fix(), DEVICE " cannot be opened: %s; arenas are memfds",
 			     strerror(errno));

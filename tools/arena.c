@@ -508,7 +508,7 @@ static int arenas(const struct asked *ask, bool in_full)
 {
 	struct json j = JSON(stdout);
 	struct table *t = NULL;
-	unsigned int shown = 0, failed = 0;
+	unsigned int shown = 0, failed = 0, unborn = 0;
 	struct finds finds;
 	int ret = arenas_find(&finds);
 
@@ -529,6 +529,7 @@ static int arenas(const struct asked *ask, bool in_full)
 
 		/* When one is asked for, what is wrong with others is not the question. */
 		ret = found_view(&v, f, why, sizeof(why), !ask->which);
+		unborn += ret == -EAGAIN;
 		failed += ret && ret != -ENOENT && ret != -EAGAIN;
 		if (ret)
 			continue;
@@ -552,6 +553,10 @@ static int arenas(const struct asked *ask, bool in_full)
 			table_print(t, stdout);
 		table_free(t);
 	}
+	/* Silence would look like a table that went missing. */
+	if (!ask->json && !ask->which && !shown && !failed && !unborn)
+		puts(finds.hidden ? "no arena is open in the processes that could be looked into"
+				  : "no process of this host has an arena open");
 	if (finds.hidden && !ask->json)
 		complain("arena", "%u processes of other users could not be looked into",
 			 finds.hidden);

@@ -96,6 +96,6 @@ int main(int argc, char **argv)
 		}
 		return stdout_check(nouns[i].run(argc - 1, argv + 1));
 	}
-	complain(NULL, "%s is none of its nouns; see sluice --help", name);
+	complain(NULL, "there is no noun %s; see sluice --help", name);
 	return EXIT_USAGE;
 }

@@ -307,10 +307,12 @@ static int find_failed(void)
 static int say_refused(int err)
 {
 	if (err == -EPERM)
-		say("the kernel refuses to load BPF programs (%s): needs CAP_BPF and CAP_PERFMON, "
-		    "and a kernel that is not locked down; counters that are already pinned and "
-		    "what arenas say of themselves still work",
-		    strerror(-err));
+		say("the kernel refuses to load BPF programs%s (%s): %s; nothing is counted, but "
+		    "sluice arena show works without counters",
+		    geteuid() ? "" : " even from root", strerror(-err),
+		    geteuid() ? "that takes root, or CAP_BPF and CAP_PERFMON"
+			      : "its lockdown or a security policy forbids it, or a container "
+				"withholds CAP_BPF or CAP_PERFMON");
 	else if (err == -EEXIST || err == -EINVAL)
 		say("the counters do not load (%s); maps of another version pinned "
 		    "under " STAT_PIN_DIR " go away with `sluice stat unload`",

@@ -221,8 +221,8 @@ int cmd_trace(int argc, char **argv)
 		.more = "Exit status: that of the command, 128 and the signal that killed it, 126 "
 			"or 127 where it\n"
 			"cannot be run; 0 after -p, --time or an interrupt; 2 wrong usage, 3 "
-			"nothing could be\n"
-			"counted or written.",
+			"nothing can be\n"
+			"counted, and the command was not run, or the report cannot be written.",
 		.command = true,
 	};
 	struct libraries libs = {0};

@@ -364,6 +364,11 @@ int cmd_bench(int argc, char **argv)
 			"\"not pinned\": the scheduler then places them, often both on one CPU, "
 			"where a pipe\n"
 			"is fastest.\n\n"
+			"Columns: value is sluice's; its is the value of what stands under "
+			"against, measured\n"
+			"in turn; CPU s/GB is CPU time of both sides for a gigabyte; goal is what "
+			"the project\n"
+			"asks of itself on an idle machine.\n\n"
 			"Exit status: 0 measured, whether goals are met or not; 1 a row failed;\n"
 			"2 wrong usage; 3 the chart could not be written.",
 	};

@@ -89,6 +89,9 @@ void bench_print(const struct bench_result *r, unsigned int n, const struct benc
 	table_free(t);
 	printf("\n%s; %s; sluice %s; %s; load %.1f\n", host->machine, host->kernel,
 	       sluice_version(), host->date, host->load);
+	/* Of the minute before: what ran then mostly runs on. */
+	if (host->load > bench_cpus() / 2.0)
+		printf("Other work ran just before: an idle machine gives other figures.\n");
 }
 
 static void json_row(struct json *j, const struct bench_result *r)

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include "doctor.h"
 #include "term.h"
@@ -36,7 +37,10 @@ void check_cpus(struct finding *f)
 		return;
 	}
 	n = CPU_COUNT(&set);
-	if (n == 1)
+	if (n == 1 && sysconf(_SC_NPROCESSORS_ONLN) == 1)
+		finding_warn(f, NULL,
+			     "this machine has one CPU: waiters sleep at once instead of spinning");
+	else if (n == 1)
 		finding_warn(
 			f, "taskset -p -c 0-1023 $$",
 			"this process may use one CPU: waiters sleep at once instead of spinning");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
-"""python -m sluice.diagnose names what limits a job."""
+"""python3 -m sluice.diagnose names what limits a job."""
 import json
 import os
 import pickle

@@ -491,7 +491,7 @@ def _print_table(found):
 
 def main(argv=None):
     ap = argparse.ArgumentParser(
-        prog="python -m sluice.diagnose",
+        prog="python3 -m sluice.diagnose",
         description="Runs a DataLoader with caches in different places and says what limits it.",
     )
     for name, what, more in (

@@ -129,7 +129,9 @@ def test_pickling_in_collate_is_named(tmp_path):
 
 def test_step_is_the_limit(tmp_path):
     found = diagnose(tmp_path, "quick", "--step", "test_diagnose:train")
-    assert found["verdict"].startswith("the training step is the limit")
+    assert max(found["shares"], key=found["shares"].get) == "step"
+    # "is the limit", or "takes most" of the time where others keep the CPUs busy.
+    assert found["verdict"].startswith("the training step ")
     assert [r["cache"] for r in found["rows"]] == ["plain", "sluice", "collate", "ipc", "trainer"]
 
 

@@ -97,7 +97,8 @@ static bool disarm(struct sluice_channel *ch)
 
 /*
  * Is something queued that nobody will ring for?  Pairs with sluice_batch_quiet(), whose position is
- * at most the tail; where a hostile peer wrote another, an empty queue is still one to sleep at.
+ * at most the tail; where a hostile peer wrote another, an empty queue is still one to sleep at.  To
+ * be asked before what is ready: who takes a quiet batch in between rings nobody for one behind it.
  */
 static bool quiet_ahead(struct sluice_channel *ch)
 {
@@ -114,13 +115,15 @@ static int wait_for(struct sluice_channel *ch, shm_u64 *map, bool (*ready)(struc
 		    uint64_t deadline, bool *rung)
 {
 	uint64_t until = deadline;
+	bool quiet;
 	int err = 0;
 
 	if (sleep_spin(ch, ready, deadline))
 		return 0;
 	sleep_prepare(ch, map); /* S1 */
+	quiet = quiet_ahead(ch);
 	if (!ready(ch)) { /* S2 */
-		if (quiet_ahead(ch)) {
+		if (quiet) {
 			ch->nap_ns = min_u64(max_u64(2 * ch->nap_ns, NAP_MIN_NS), NAP_MAX_NS);
 			until = min_u64(deadline, now_ns() + ch->nap_ns);
 		}
@@ -454,7 +457,7 @@ int sluice_channel_arm(struct sluice_channel *ch)
 	ch->armed = consume ? ch->shm->consumer_sleepers : ch->shm->producer_sleepers;
 	st_rlx(&ch->ep->need, ROOM_AT_ONCE); /* nobody times how patient a caller's loop is */
 	sleep_prepare(ch, ch->armed);
-	if (consume ? !ready_to_consume(ch) && !quiet_ahead(ch) : !ready_to_produce(ch))
+	if (consume ? !quiet_ahead(ch) && !ready_to_consume(ch) : !ready_to_produce(ch))
 		return 0;
 	ch->rung = disarm(ch);
 	return 1;

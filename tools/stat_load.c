@@ -553,6 +553,13 @@ int counters_add_library(struct counters *c, const char *path)
 	return err ? err : a.found;
 }
 
+/* Programs of an earlier load go, its maps and what they hold stay. */
+static void unpin_programs(void)
+{
+	unpin_dir(STAT_PIN_DIR "/links");
+	unpin_dir(STAT_PIN_DIR "/programs");
+}
+
 static void detach(struct counters *c)
 {
 	/* Reverse order: what begins a call goes before what ends it. */
@@ -568,6 +575,8 @@ static void detach(struct counters *c)
 	c->num_sites = 0;
 	counters_bpf__destroy(c->skel);
 	c->skel = NULL;
+	for (int i = 0; i < STAT_MAPS; i++)
+		c->maps[i] = -1; /* the skeleton's */
 }
 
 static int start(struct counters *c, const struct btf *btf, const struct counters_opts *opts)
@@ -612,14 +621,14 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 		err = make_pin_dirs();
 		if (err)
 			goto fail;
-		/* Programs of an earlier load go, its maps and what they hold stay. */
-		unpin_dir(STAT_PIN_DIR "/links");
-		unpin_dir(STAT_PIN_DIR "/programs");
+		unpin_programs();
 	}
 	err = start(c, btf, opts);
 	/* A kernel that has sessions and does not want these: better some calls than none. */
 	if (err && err != -EPERM && c->way == SESSION) {
 		detach(c);
+		if (opts->pin)
+			unpin_programs();
 		c->way = TRAMPOLINE;
 		err = start(c, btf, opts);
 	}

@@ -243,19 +243,24 @@ def test_pickled_outside_of_spawning():
     q2.close()
 
 
-def _die(q, n):
+def _die(q, n, attached):
     for i in range(n):
         q.put(np.full(BIG, i))
+    os.read(attached, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_producer_killed():
     ctx = sluice.context("fork")
     q = ctx.Queue()
-    p = ctx.Process(target=_die, args=(q, 2))
+    attached, tell = os.pipe()
+    p = ctx.Process(target=_die, args=(q, 2, attached))
     p.start()
     assert q.get(timeout=20)[0] == 0
+    os.write(tell, b"x")
     p.join()
+    os.close(attached)
+    os.close(tell)
     assert q.get(timeout=20)[0] == 1, "what was published before a death is readable"
     with pytest.raises(queue.Empty):
         q.get(timeout=0.05)

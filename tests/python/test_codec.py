@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import enum
 import os
+import time
 import typing
 
 import numpy as np
@@ -59,6 +60,10 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Group(tuple):
+    """A tuple that can have attributes, and so is pickled."""
+
+
 class Custom:
     def __init__(self, payload):
         self.payload = payload
@@ -103,6 +108,10 @@ PLAIN = [
     Typed(1, {"z": 0}),
     Record("n", [1.5, "s"], {"deep": Record("m", None)}),
     Frozen(1, (2, 3)),
+    Group(),
+    Group([5]),
+    Group([1, 2]),
+    time.gmtime(0),
     Slotted(4),
     Colour.RED,
     datetime.datetime(2020, 1, 2),
@@ -223,6 +232,12 @@ def test_tensor_strides_survive():
 
 class Sub(torch.Tensor if torch else object):
     pass
+
+
+@needs_torch
+def test_shape_of_a_tensor():
+    for shape in ((), (5,), (1, 2)):
+        assert same(round_trip(torch.zeros(shape).shape), torch.Size(shape))
 
 
 @needs_torch

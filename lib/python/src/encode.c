@@ -56,7 +56,7 @@ static int encode_pickle(struct plan *pl, PyObject *o)
 	rc = plan_memo(pl, o);
 	if (rc)
 		return rc < 0 ? -1 : 0;
-	pair = PyObject_CallMethod(pl->codec, "pickle", "O", o);
+	pair = PyObject_CallMethod(pl->codec, "pickle", "(O)", o);
 	if (!pair)
 		return -1;
 	rc = -1;

@@ -97,6 +97,25 @@ def test_unbounded_put_never_waits():
     q.close()
 
 
+def test_what_waits_in_the_backlog_is_what_was_put():
+    torch = pytest.importorskip("torch")
+    q = sluice.Queue()
+    n = 2500
+    put = [torch.full((1000,), float(i)) for i in range(n)]
+    arrays = [np.full(10, i) for i in range(n)]
+    for t, a in zip(put, arrays):
+        q.put((t, a))
+    for t, a in zip(put, arrays):
+        t.fill_(-1.0)
+        t.resize_(1 << 16)
+        t.set_()
+        a[:] = -1
+    for i in range(n):
+        t, a = q.get(timeout=10)
+        assert (t == float(i)).all() and (a == i).all()
+    q.close()
+
+
 def _echo(a, b):
     while True:
         x = a.get()

@@ -343,6 +343,7 @@ class Queue:
                 return self._send_now(plan, tag, batch, 0)
             except TimeoutError:
                 pass
+        plan.settle()
         with self._lock:
             self._backlog.append((plan, tag, batch))
             if self._feeder is None:

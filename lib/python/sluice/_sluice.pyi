@@ -137,6 +137,7 @@ class View:
 
 @final
 class Plan:
+    def settle(self) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property

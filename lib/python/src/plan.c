@@ -188,24 +188,32 @@ static void walk_end(struct plan *pl)
 	Py_CLEAR(pl->kinds);
 }
 
+static void sources_drop(struct plan *pl)
+{
+	for (size_t i = 0; i < pl->nitems; i++) {
+		free(pl->items[i].spans);
+		Py_XDECREF(pl->items[i].call);
+	}
+	pl->nitems = 0;
+	for (size_t i = 0; i < pl->nbufs; i++) {
+		PyBuffer_Release(pl->bufs[i]);
+		free(pl->bufs[i]);
+	}
+	pl->nbufs = 0;
+	Py_CLEAR(pl->keep);
+}
+
 static void plan_dealloc(struct plan *pl)
 {
 	PyTypeObject *tp = Py_TYPE((PyObject *)pl);
 
 	walk_end(pl);
-	for (size_t i = 0; i < pl->nitems; i++) {
-		free(pl->items[i].spans);
-		Py_XDECREF(pl->items[i].call);
-	}
-	for (size_t i = 0; i < pl->nbufs; i++) {
-		PyBuffer_Release(pl->bufs[i]);
-		free(pl->bufs[i]);
-	}
+	sources_drop(pl);
 	free(pl->bufs);
 	free(pl->items);
 	free(pl->buf);
 	free(pl->table);
-	Py_XDECREF(pl->keep);
+	free(pl->settled);
 	PyObject_Free(pl);
 	Py_DECREF(tp);
 }
@@ -280,6 +288,10 @@ int plan_write(PyObject *obj, void *base)
 	};
 	PyThreadState *ts = NULL;
 
+	if (pl->settled) {
+		memcpy(base, pl->settled, plan_bytes(obj));
+		return 0;
+	}
 	for (size_t i = 0; i < pl->nitems; i++) {
 		struct item *it = &pl->items[i];
 		char *dst = (char *)base + it->off;
@@ -309,6 +321,34 @@ int plan_write(PyObject *obj, void *base)
 	return 0;
 }
 
+/*
+ * settle(): copy the payload now, for a plan that is written when its caller has gone on: a tensor
+ * may have other memory by then, and what it had may be gone.
+ */
+static PyObject *plan_settle(PyObject *obj, PyObject *unused)
+{
+	struct plan *pl = (struct plan *)obj;
+	char *mem;
+
+	if (pl->settled)
+		Py_RETURN_NONE;
+	mem = calloc(1, plan_bytes(obj));
+	if (!mem)
+		return PyErr_NoMemory();
+	if (plan_write(obj, mem)) {
+		free(mem);
+		return NULL;
+	}
+	pl->settled = mem;
+	sources_drop(pl);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef plan_methods[] = {
+	{"settle", plan_settle, METH_NOARGS, "Copy the payload now; the object may go or change."},
+	{NULL},
+};
+
 static PyObject *plan_get_nbytes(struct plan *pl, void *unused)
 {
 	return PyLong_FromUnsignedLongLong(plan_bytes((PyObject *)pl));
@@ -335,6 +375,7 @@ static PyGetSetDef plan_getset[] = {
 static PyType_Slot plan_slots[] = {
 	{Py_tp_dealloc, plan_dealloc},
 	{Py_tp_getset, plan_getset},
+	{Py_tp_methods, plan_methods},
 	{Py_tp_doc, "An encoded object, before its payload is copied."},
 	{0, NULL},
 };

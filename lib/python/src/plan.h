@@ -33,6 +33,7 @@ struct plan {
 	size_t nbufs, bufs_cap;
 	uint64_t end; /* of the payload so far */
 	uint64_t structure;
+	char *settled; /* all of it, written already: nothing points anywhere any more */
 	PyObject *keep; /* what the items point into */
 	uint64_t *table; /* of encode_items(): table_n + 1 positions in the structure */
 	uint64_t table_n;

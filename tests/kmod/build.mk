@@ -56,4 +56,5 @@ check-dkms: $(B)/sluice
 	$(Q)mkdir -p $(B)/check
 	$(Q)tests/kmod/dkms 6.12 >$(B)/check/dkms.tap; status=$$?; cat $(B)/check/dkms.tap; exit $$status
 
+CHECKS += check-dkms
 GUEST_CHECKS += check-dkms

@@ -7,6 +7,8 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -41,6 +43,31 @@ def test_too_large_is_refused_at_create():
         sluice.Arena(1 << 50)
     assert e.value.errno in (errno.ENOMEM, errno.EINVAL)
     assert str(1 << 50) in str(e.value)
+
+
+def test_sizes_of_too_many_bits_are_refused(arena):
+    for wrong in (-1, 2**32, 2**32 + 4096, 2**64):
+        with pytest.raises(OverflowError):
+            arena.channel("c", wrong)
+        with pytest.raises(OverflowError):
+            sluice.Arena(1 << 20, block_bytes=wrong)
+    for wrong in (-1, 2**64, 2**64 + (1 << 20)):
+        with pytest.raises(OverflowError):
+            sluice.Arena(wrong)
+    with pytest.raises(OverflowError):
+        sluice.Queue(2**32)
+
+
+def test_names_that_are_no_utf8():
+    """A thread that is called so, a label that another program chose or that was cut."""
+    script = """if True:
+        import ctypes, sluice
+        assert not ctypes.CDLL(None).prctl(15, b"w\\xc3\\xa4\\xff", 0, 0, 0)  # PR_SET_NAME
+        arena = sluice.Arena(1 << 20)
+        print(ascii(arena.peers()[0]["comm"]))
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == r"'w\xe4\ufffd'", done.stderr
 
 
 def test_publish_and_next(arena):

@@ -150,6 +150,8 @@ class Queue:
     of its own (stats() counts them); without fallback put() raises and says who holds the memory.
     """
 
+    _closed = True  # until there is a channel
+
     def __init__(self, maxsize=0, *, pin=False, fallback=True, timeout=ROOM_TIMEOUT):
         self._maxsize = maxsize if maxsize and maxsize > 0 else 0
         self._pin = pin

@@ -72,14 +72,17 @@ static PyObject *arena_create(PyTypeObject *tp, PyObject *args, PyObject *kw)
 	static char *names[] = {"data_bytes", "block_bytes", "flags", "numa_node",
 				"backend",    "label",	     NULL};
 	struct sluice_arena_opts opts = {.sz = sizeof(opts)};
-	unsigned long long bytes;
 	struct sluice_arena *a;
+	PyObject *bytes;
 	int rc;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "K|IIiIz", names, &bytes, &opts.block_bytes,
-					 &opts.flags, &opts.numa_node, &opts.backend, &opts.label))
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "O!|O&O&iIz", names, &PyLong_Type, &bytes,
+					 u32_from, &opts.block_bytes, u32_from, &opts.flags,
+					 &opts.numa_node, &opts.backend, &opts.label))
 		return NULL;
-	opts.data_bytes = bytes;
+	opts.data_bytes = PyLong_AsUnsignedLongLong(bytes);
+	if (PyErr_Occurred())
+		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = sluice_arena_create(&a, &opts);
 	Py_END_ALLOW_THREADS;
@@ -175,7 +178,7 @@ static PyObject *arena_info(PyObject *self, PyObject *unused)
 	rc = sluice_arena_info(ar->a, &in);
 	if (rc)
 		return raise_errno(rc);
-	return Py_BuildValue("{sK sI sI sK sK sK sK sK sK si sI sK sK sK ss}", "id",
+	return Py_BuildValue("{sK sI sI sK sK sK sK sK sK si sI sK sK sK sN}", "id",
 			     (unsigned long long)in.id, "backend", in.backend, "role", in.role,
 			     "control_bytes", (unsigned long long)in.control_bytes, "data_bytes",
 			     (unsigned long long)in.data_bytes, "block_bytes",
@@ -185,7 +188,7 @@ static PyObject *arena_info(PyObject *self, PyObject *unused)
 			     (unsigned long long)in.huge_page_bytes, "numa_node", in.numa_node,
 			     "peers", in.peers, "peer_id", (unsigned long long)in.peer_id, "data",
 			     (unsigned long long)(uintptr_t)in.data, "create_ns",
-			     (unsigned long long)in.create_ns, "label", in.label);
+			     (unsigned long long)in.create_ns, "label", text_of(in.label));
 }
 
 static PyObject *arena_usage(PyObject *self, PyObject *unused)
@@ -229,11 +232,11 @@ static PyObject *arena_peers(PyObject *self, PyObject *unused)
 	}
 	list = PyList_New(0);
 	for (int i = 0; list && i < n && i < SLUICE_MAX_PEERS; i++) {
-		PyObject *d = Py_BuildValue("{sK sI sI sI sI sK sd ss}", "id",
+		PyObject *d = Py_BuildValue("{sK sI sI sI sI sK sd sN}", "id",
 					    (unsigned long long)p[i].id, "pid", p[i].pid, "state",
 					    p[i].state, "role", p[i].role, "extents", p[i].extents,
 					    "bytes", (unsigned long long)p[i].bytes, "oldest",
-					    p[i].oldest_ns / 1e9, "comm", p[i].comm);
+					    p[i].oldest_ns / 1e9, "comm", text_of(p[i].comm));
 
 		if (!d || PyList_Append(list, d))
 			Py_CLEAR(list);
@@ -281,8 +284,8 @@ static PyObject *arena_channel(PyObject *self, PyObject *args, PyObject *kw)
 	const char *name;
 	int create = 1;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kw, "s|pII", names, &name, &create, &opts.capacity,
-					 &opts.flags))
+	if (!PyArg_ParseTupleAndKeywords(args, kw, "s|pO&O&", names, &name, &create, u32_from,
+					 &opts.capacity, u32_from, &opts.flags))
 		return NULL;
 	return channel_new(self, name, &opts, create);
 }

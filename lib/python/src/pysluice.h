@@ -128,6 +128,12 @@ bool deadline_passed(uint64_t deadline);
 uint64_t deadline_slice(uint64_t deadline);
 PyObject *raise_errno(int err);
 
+/* A name or sentence that another process may have had its hands in: of any bytes. */
+PyObject *text_of(const char *s);
+
+/* "O&" into a uint32_t: "I" forgets the upper bits without a word. */
+int u32_from(PyObject *o, void *to);
+
 extern PyTypeObject *arena_type, *channel_type, *batch_type, *view_type, *plan_type, *retired_type;
 
 int module_add_type(PyObject *mod, const char *name, PyTypeObject *tp);

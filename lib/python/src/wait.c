@@ -68,10 +68,30 @@ PyObject *raise_errno(int err)
 		err = ETIMEDOUT;
 	if (!*msg)
 		msg = strerror(err);
-	exc = PyObject_CallFunction(PyExc_OSError, "is", err, msg);
+	exc = PyObject_CallFunction(PyExc_OSError, "iN", err, text_of(msg));
 	if (exc) {
 		PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
 		Py_DECREF(exc);
 	}
 	return NULL;
+}
+
+PyObject *text_of(const char *s)
+{
+	return PyUnicode_DecodeUTF8(s, (Py_ssize_t)strlen(s), "replace");
+}
+
+int u32_from(PyObject *o, void *to)
+{
+	unsigned long v = PyLong_AsUnsignedLong(o);
+
+	if (v == (unsigned long)-1 && PyErr_Occurred())
+		return 0;
+	if (v > UINT32_MAX) {
+		PyErr_Format(PyExc_OverflowError, "%R is above the limit of %lu", o,
+			     (unsigned long)UINT32_MAX);
+		return 0;
+	}
+	*(uint32_t *)to = (uint32_t)v;
+	return 1;
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -242,6 +243,8 @@ int cmd_pump(int argc, char **argv)
 	}
 	if (transport == BY_PIPE)
 		runs[0].ops = &carrier_pipe;
+	/* A file that reaches RLIMIT_FSIZE is an error to tell, as a full disk is. */
+	signal(SIGXFSZ, SIG_IGN);
 	if (o.manifest) {
 		ret = manifest_check(o.manifest);
 		if (ret) {

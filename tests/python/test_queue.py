@@ -243,6 +243,18 @@ def test_holders_are_named(monkeypatch):
     q.close()
 
 
+def test_large_object_without_proc(monkeypatch):
+    def nothing(path, *args):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(_store, "open", nothing, raising=False)
+    monkeypatch.setattr(_store, "_store", None)
+    q = sluice.Queue()
+    q.put(np.ones(BIG))
+    assert q.get(timeout=5).sum() == BIG and q.stats()["objects"] == {"stored": 1}
+    q.close()
+
+
 def test_kept_batches_do_not_stall():
     q = sluice.Queue()
     kept = []

@@ -34,11 +34,14 @@ FLAGS = POISON if os.environ.get("SLUICE_POISON") else 0
 def memory_available():
     """Bytes that this process may still take: of the machine, or of its control group."""
     free = 0
-    with open("/proc/meminfo") as f:
-        for line in f:
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-                break
+    try:
+        with open("/proc/meminfo") as f:
+            for line in f:
+                if line.startswith("MemAvailable:"):
+                    free = int(line.split()[1]) << 10
+                    break
+    except OSError:  # in a chroot without /proc; the page cache does not count here
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/sys/fs/cgroup/memory.max") as f:
             limit = f.read().strip()

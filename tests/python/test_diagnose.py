@@ -189,6 +189,7 @@ def test_what_is_said_where_they_do_not(tmp_path, capsys):
     [
         (["nowhere:f"], "cannot import nowhere"),
         (["test_diagnose"], "write module:function"),
+        ([".test_diagnose:quick"], "write module:function"),
         (["test_diagnose:nothing"], "has no nothing"),
         (["test_diagnose:NUMBER"], "is a int and cannot be called"),
         (["test_diagnose:no_loader"], "returned a list, not a DataLoader"),
@@ -218,3 +219,11 @@ def test_as_a_program(tmp_path):
         [*command, "--seconds", "0"], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert run.returncode == 2 and "--seconds 0: more than 0" in run.stderr
+
+
+def test_module_that_is_no_python(tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken_job.py").write_text("def f(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert _diagnose.main(["broken_job:f"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot import broken_job" in said

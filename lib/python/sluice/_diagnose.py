@@ -189,11 +189,11 @@ class _Counters:
 
 def _named(what, spec):
     module, _, name = spec.partition(":")
-    if not module or not name:
+    if not module or not name or module.startswith("."):
         raise Failure("%s %r: write module:function" % (what, spec))
     try:
         found = importlib.import_module(module)
-    except ImportError as e:
+    except (ImportError, SyntaxError) as e:
         raise Failure("%s %r: cannot import %s: %s" % (what, spec, module, e))
     for part in name.split("."):
         if not hasattr(found, part):

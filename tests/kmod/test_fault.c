@@ -540,8 +540,9 @@ static int call_fdinfo(struct subject *s)
 
 	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", s->bell);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
+	/* What /proc says as well when it has no memory for an inode. */
 	if (fd < 0)
-		return -errno;
+		return errno == ENOENT ? -ENOMEM : -errno;
 	n = read(fd, text, sizeof(text) - 1);
 	err = errno;
 	close(fd);

@@ -309,7 +309,7 @@ static bool not_in_one_life(const char *name)
 }
 
 /* A consumer sleeps meanwhile, so that rings are missed. */
-TEST_F_TIMEOUT(crash, at_every_point_of_a_life, 240)
+TEST_F_TIMEOUT(crash, at_every_point_of_a_life, 900)
 {
 	const char *const *names = sluice_crash_names();
 
@@ -346,7 +346,7 @@ TEST_F_TIMEOUT(crash, at_every_point_of_a_life, 240)
 }
 
 /* The second comes after the first has died anywhere, and dies while it cleans up. */
-TEST_F_TIMEOUT(crash, at_every_point_of_recovery, 240)
+TEST_F_TIMEOUT(crash, at_every_point_of_recovery, 900)
 {
 	const char *const *names = sluice_crash_names();
 	int ret;

@@ -158,7 +158,8 @@ static pid_t taker(struct sluice_arena *inherited, struct gate *took)
 			channel_join(a, "post", SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_NO_SPIN);
 		struct sluice_batch *got;
 
-		CHECK_OK(sluice_channel_next(in, &got, LONG_WAIT));
+		/* Longer than a slow host takes to tell that both of two are asleep. */
+		CHECK_OK(sluice_channel_next(in, &got, 10 * LONG_WAIT));
 		sluice_batch_release(got);
 		gate_open(took);
 		pause();

@@ -3,9 +3,13 @@
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 
 import pytest
+
+# Who starts this in the background may have had interrupts ignored, and so would all children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

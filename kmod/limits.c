@@ -45,8 +45,8 @@ static DEFINE_HASHTABLE(users, 6);
 static u64 total_bytes;
 
 /*
- * Who answers for what the caller asks: in user namespaces, who made the outermost of them, because a
- * user may have thousands of user ids in there.
+ * Who answers for what the caller asks: in user namespaces, who made the outermost of them,
+ * because a user may have thousands of user ids in there.
  */
 static kuid_t user_answers(void)
 {

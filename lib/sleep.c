@@ -260,7 +260,7 @@ int sleep_descriptor(struct sluice_channel *ch)
 		return ch->poll_fd;
 	/* A loop of the caller's does not nap.  Pairs with sluice_batch_quiet(). */
 	if (ch->flags & SLUICE_CHANNEL_CONSUME)
-		atomic_store(&ch->shm->loops, 1);
+		atomic_store_explicit(&ch->shm->loops, 1, memory_order_seq_cst);
 	if (!ch->sleeper) {
 		err = sleeper_init(ch);
 		if (err)

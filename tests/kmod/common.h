@@ -189,4 +189,17 @@ static inline int pin_buffer(void *addr, size_t bytes)
 	return err;
 }
 
+/* A line of /proc/meminfo, in KiB. */
+static inline uint64_t meminfo_kib(const char *field)
+{
+	char text[4096], *line;
+
+	/* Folds in what each CPU counts for itself. */
+	write_text("/proc/sys/vm/stat_refresh", "1");
+	if (!read_text("/proc/meminfo", text, sizeof(text)))
+		return 0;
+	line = strstr(text, field);
+	return line ? strtoull(line + strlen(field), NULL, 10) : 0;
+}
+
 #endif

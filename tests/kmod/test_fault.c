@@ -109,18 +109,6 @@ static bool module_users_settle(int users)
 	return false;
 }
 
-static uint64_t meminfo_kib(const char *field)
-{
-	char text[4096], *line;
-
-	/* Folds in what each CPU counts for itself. */
-	write_text("/proc/sys/vm/stat_refresh", "1");
-	if (!read_text("/proc/meminfo", text, sizeof(text)))
-		return 0;
-	line = strstr(text, field);
-	return line ? strtoull(line + strlen(field), NULL, 10) : 0;
-}
-
 static int lowest_fd(void)
 {
 	int fd = dup(0);

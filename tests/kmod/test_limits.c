@@ -367,22 +367,11 @@ static int make_objects(int dev, int kind)
 	return n;
 }
 
-static uint64_t meminfo_bytes(const char *field)
-{
-	char text[4096], *line;
-
-	write_text("/proc/sys/vm/stat_refresh", "1");
-	if (!read_text("/proc/meminfo", text, sizeof(text)))
-		return 0;
-	line = strstr(text, field);
-	return line ? strtoull(line + strlen(field), NULL, 10) << 10 : 0;
-}
-
 static uint64_t kernel_bytes(void)
 {
-	return meminfo_bytes("SUnreclaim:") + meminfo_bytes("VmallocUsed:") +
-	       meminfo_bytes("SReclaimable:") + meminfo_bytes("PageTables:") +
-	       meminfo_bytes("\nShmem:");
+	return (meminfo_kib("SUnreclaim:") + meminfo_kib("VmallocUsed:") +
+		meminfo_kib("SReclaimable:") + meminfo_kib("PageTables:") + meminfo_kib("\nShmem:"))
+	       << 10;
 }
 
 /* What they cost is counted against the memory of whoever makes them. */

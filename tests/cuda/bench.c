@@ -20,13 +20,13 @@ static struct table {
 static const struct {
 	const char *name;
 	void (*run)(void);
+	unsigned int seconds; /* it is killed then; the rows that it has finished stay */
 	bool when_named; /* only */
 } groups[] = {
-	{"copies", bench_copies, false},     {"drain-copies", bench_drain_copies, false},
-	{"small", bench_small, false},	     {"doorbell", bench_doorbell, false},
-	{"images", bench_images, false},     {"idle", bench_idle, false},
-	{"register", bench_register, false}, {"try-register", try_register, true},
-	{"try-wake", try_wake, true},
+	{"small", bench_small, 20, false},	   {"doorbell", bench_doorbell, 25, false},
+	{"copies", bench_copies, 25, false},	   {"drain-copies", bench_drain_copies, 25, false},
+	{"register", bench_register, 30, false},   {"images", bench_images, 60, false},
+	{"try-register", try_register, 150, true}, {"try-wake", try_wake, 60, true},
 };
 
 struct row *row_add(const char *name, const char *unit, double value)
@@ -60,14 +60,6 @@ void row_goal(struct row *r, bool met, const char *fmt, ...)
 	r->met = met && r->value > 0 && (!r->peer[0] || r->peer_value > 0);
 }
 
-double row_value(const char *name)
-{
-	for (unsigned int i = 0; i < table->n; i++)
-		if (!strcmp(table->rows[i].name, name))
-			return table->rows[i].value;
-	return 0;
-}
-
 void sample(struct samples *s, double v)
 {
 	if (s->n < ARRAY_SIZE(s->v))
@@ -84,7 +76,13 @@ static int compare(const void *a, const void *b)
 double median(struct samples *s)
 {
 	qsort(s->v, s->n, sizeof(s->v[0]), compare);
-	return s->n ? s->v[s->n / 2] : 0;
+	return s->n ? (s->v[(s->n - 1) / 2] + s->v[s->n / 2]) / 2 : 0;
+}
+
+double most(struct samples *s)
+{
+	qsort(s->v, s->n, sizeof(s->v[0]), compare);
+	return s->n ? s->v[s->n * 9 / 10] : 0;
 }
 
 double cpu_seconds(void)
@@ -105,26 +103,45 @@ struct sluice_arena *arena_huge(uint64_t bytes)
 	return a;
 }
 
+void *shared_new(size_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(p != MAP_FAILED);
+	memset(p, 0, bytes);
+	return p;
+}
+
 /* ------------------------------------------------------------------ producers */
 
-static int batch_make(struct sluice_channel *out, const struct crew_opts *o, const char *images,
-		      unsigned int turn)
+static unsigned int or_one(unsigned int n)
+{
+	return n ? n : 1;
+}
+
+static int batch_make(struct sluice_channel *out, const struct crew_opts *o,
+		      const struct crew_style *style, const char *images, unsigned int turn)
 {
 	struct sluice_batch_opts opts = {
 		.sz = sizeof(opts),
 		.bytes = o->bytes,
-		.tensors = o->tensors,
+		.tensors = or_one(o->tensors),
 		.timeout_ns = SLUICE_FOREVER,
 	};
-	int64_t shape = o->bytes / o->tensors;
 	struct sluice_batch *b;
-	uint64_t from = turn % IMAGES_HELD * IMAGE_BYTES;
+	uint64_t from = turn % IMAGES_HELD * IMAGE_BYTES, piece;
+	unsigned int tensors;
+	int64_t shape;
 	int ret;
 
 	ret = sluice_batch_begin_opts(out, &b, &opts);
 	if (ret)
 		return ret;
-	for (unsigned int i = 0; i < o->tensors; i++) {
+	/* With the extent in our hands, so that no more than the arena has are of an older style. */
+	tensors = or_one(__atomic_load_n(&style->tensors, __ATOMIC_RELAXED));
+	piece = __atomic_load_n(&style->piece, __ATOMIC_RELAXED);
+	shape = o->bytes / tensors;
+	for (unsigned int i = 0; i < tensors; i++) {
 		char *p = sluice_batch_tensor_add(b, "x", SLUICE_U8, 1, &shape, NULL);
 
 		CHECK(p);
@@ -133,8 +150,8 @@ static int batch_make(struct sluice_channel *out, const struct crew_opts *o, con
 			n = IMAGE_BYTES - from % IMAGE_BYTES;
 			if (n > shape - at)
 				n = shape - at;
-			if (o->piece && n > o->piece)
-				n = o->piece;
+			if (piece && n > piece)
+				n = piece;
 			memcpy(p + at, images + from, n);
 			from = (from + n) % (IMAGES_HELD * IMAGE_BYTES);
 		}
@@ -145,9 +162,9 @@ static int batch_make(struct sluice_channel *out, const struct crew_opts *o, con
 	return ret;
 }
 
-static void producer(struct sluice_arena *inherited, const struct crew_opts *o)
+static void producer(struct crew *c, const struct crew_opts *o)
 {
-	struct sluice_arena *a = arena_child(inherited);
+	struct sluice_arena *a = arena_child(c->a);
 	struct sluice_channel *out = channel_join(a, o->name, SLUICE_CHANNEL_PRODUCE);
 	char *images = NULL;
 
@@ -157,24 +174,31 @@ static void producer(struct sluice_arena *inherited, const struct crew_opts *o)
 		CHECK(images);
 		memset(images, 1, IMAGES_HELD * IMAGE_BYTES);
 	}
-	for (unsigned int i = 0; !batch_make(out, o, images, i); i++)
+	for (unsigned int i = 0; !batch_make(out, o, c->style, images, i); i++)
 		;
 	_exit(0);
 }
 
 void crew_start(struct crew *c, const struct crew_opts *o)
 {
-	const uint64_t slot = o->bytes + o->tensors * 512 + 64 * KIB;
+	const uint64_t slot = o->bytes + or_one(o->tensors) * 512 + 64 * KIB;
 
 	c->a = arena_huge((o->slots * slot + 2 * MIB) / (2 * MIB) * (2 * MIB));
 	c->in = channel_new(c->a, o->name, o->queue,
 			    SLUICE_CHANNEL_CONSUME | SLUICE_CHANNEL_KEEP_OPEN);
 	CHECK(c->in);
+	c->style = shared_new(sizeof(*c->style));
 	c->n = o->producers;
 	for (unsigned int i = 0; i < c->n; i++)
 		CHILD(c->pid[i]) {
-			producer(c->a, o);
+			producer(c, o);
 		}
+}
+
+void crew_restyle(struct crew *c, const struct crew_style *style)
+{
+	__atomic_store_n(&c->style->tensors, style->tensors, __ATOMIC_RELAXED);
+	__atomic_store_n(&c->style->piece, style->piece, __ATOMIC_RELAXED);
 }
 
 void crew_stop(struct crew *c)
@@ -200,19 +224,23 @@ static void gpu_describe(void)
 		 driver % 1000 / 10);
 }
 
-static void table_print(void)
+/* The rows from @first on. */
+static void table_print(unsigned int first)
 {
-	printf("%-34s %12s %-10s %12s %7s  %s\n", "row", "value", "unit", "peer", "ratio", "goal");
-	for (unsigned int i = 0; i < table->n; i++) {
+	if (!first)
+		printf("%-38s %10s %-10s %10s %6s  %s\n", "row", "value", "unit", "peer", "ratio",
+		       "goal");
+	for (unsigned int i = first; i < table->n; i++) {
 		const struct row *r = &table->rows[i];
 
-		printf("%-34s %12.4g %-10s %12.4g %7.3f  %s%s\n", r->name, r->value, r->unit,
+		printf("%-38s %10.4g %-10s %10.4g %6.3f  %s%s\n", r->name, r->value, r->unit,
 		       r->peer_value, r->ratio,
 		       r->met < 0 ? ""
 		       : r->met	  ? "ok: "
 				  : "MISSED: ",
 		       r->goal);
 	}
+	fflush(stdout);
 }
 
 static void json_write(const char *path, const char *command)
@@ -280,6 +308,7 @@ int main(int argc, char **argv)
 	if (table == MAP_FAILED)
 		return 1;
 	for (size_t i = 0; i < ARRAY_SIZE(groups); i++) {
+		const unsigned int first = table->n;
 		uint64_t start = now_ns();
 
 		if (!wanted(groups[i].name, argv + 2, argc - 2) ||
@@ -287,17 +316,20 @@ int main(int argc, char **argv)
 			continue;
 		CHILD(pid) {
 			/* CUDA and fork: producers first, then the device, each group anew. */
+			alarm(groups[i].seconds);
 			groups[i].run();
 			gpu_describe();
 		}
 		if (child_wait(pid)) {
-			fprintf(stderr, "bench: group %s failed\n", groups[i].name);
+			fprintf(stderr, "bench: group %s failed, or took %u s\n", groups[i].name,
+				groups[i].seconds);
 			failed = true;
 		}
 		fprintf(stderr, "# %s: %.1f s\n", groups[i].name, (now_ns() - start) / 1e9);
-		json_write(argv[1], "make bench-gpu"); /* what is there, should a later one hang */
+		/* What is there, should all of it be cut short. */
+		json_write(argv[1], "make bench-gpu");
+		table_print(first);
 	}
-	table_print();
 	for (unsigned int i = 0; i < table->n; i++)
 		failed |= !table->rows[i].met;
 	return failed;

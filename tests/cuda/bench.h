@@ -42,15 +42,14 @@ struct row {
 	char unit[24];
 	char peer[96];
 	char goal[96];
-	double value, peer_value, ratio; /* 0: there is none */
+	double value, peer_value; /* 0: there is none */
+	double ratio; /* of the two, or a median of ratios of neighbours in time */
 	int met; /* 1, 0; -1 when the row has no goal */
 };
 
 struct row *row_add(const char *name, const char *unit, double value);
 void row_peer(struct row *r, const char *peer, double value);
 void row_goal(struct row *r, bool met, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Among the rows of the groups that have run; 0 when it has not. */
-double row_value(const char *name);
 
 struct samples {
 	double v[4096];
@@ -58,13 +57,18 @@ struct samples {
 };
 
 void sample(struct samples *s, double v);
+/* Both put the samples in order. */
 double median(struct samples *s);
+double most(struct samples *s); /* what 9 of 10 samples do not exceed */
 double cpu_seconds(void); /* of this process, all threads */
+
+struct crew_style;
 
 /* Producers: children that publish until the channel is shut down, and die with their parent. */
 struct crew {
 	struct sluice_arena *a;
 	struct sluice_channel *in;
+	struct crew_style *style; /* shared with the producers */
 	pid_t pid[16];
 	unsigned int n;
 };
@@ -73,23 +77,31 @@ struct crew_opts {
 	const char *name;
 	unsigned int producers;
 	uint64_t bytes; /* of a batch */
-	unsigned int tensors; /* that it is divided into */
+	unsigned int tensors; /* that it may be divided into; 0 means 1 */
 	bool fill; /* write every byte, else hand over what is there */
-	uint64_t piece; /* longest single memcpy of a fill; 0 means an image */
 	unsigned int slots; /* batches that the arena has room for */
 	unsigned int queue;
 };
 
+/* How the bytes of a batch are written. */
+struct crew_style {
+	unsigned int tensors; /* that it is divided into; 0 means 1 */
+	uint64_t piece; /* longest single memcpy of a fill; 0 means an image */
+};
+
 void crew_start(struct crew *c, const struct crew_opts *o);
+/* From the next batch that a producer begins; as many as the arena has room for are older. */
+void crew_restyle(struct crew *c, const struct crew_style *style);
 void crew_stop(struct crew *c);
 
 struct sluice_arena *arena_huge(uint64_t bytes);
+/* Zeroed, and in memory already. */
+void *shared_new(size_t bytes);
 
 /* The groups: bench_feed.c, bench_drain.c */
 void bench_copies(void);
 void bench_images(void);
 void bench_small(void);
-void bench_idle(void);
 void bench_drain_copies(void);
 void bench_doorbell(void);
 void bench_register(void);

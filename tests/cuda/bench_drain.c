@@ -6,7 +6,7 @@
 
 #include "bench.h"
 
-#define ROUND_NS (600 * MSEC)
+#define ROUND_NS (300 * MSEC)
 
 struct drain {
 	struct sluice_arena *a;
@@ -64,7 +64,7 @@ static double drain_rate(struct drain *d, void *const dev[2], int64_t bytes)
 
 static double bare_rate(void *const dev[2], void *const host[2], size_t bytes, cudaStream_t s)
 {
-	uint64_t start = now_ns(), n = 0;
+	uint64_t start = now_ns(), end, n = 0;
 	cudaEvent_t done[2];
 
 	for (int i = 0; i < 2; i++) {
@@ -80,71 +80,79 @@ static double bare_rate(void *const dev[2], void *const host[2], size_t bytes, c
 		n++;
 	} while (now_ns() < start + ROUND_NS);
 	gpu_sync(s);
-	return n * bytes / ((now_ns() - start) / 1e9) / 1e9;
+	end = now_ns();
+	for (int i = 0; i < 2; i++)
+		CHECK_CUDA(cudaEventDestroy(done[i]));
+	return n * bytes / ((end - start) / 1e9) / 1e9;
 }
 
-static void copies_of(uint64_t bytes, const char *name)
-{
-	struct sluice_cuda_drain_opts o = {.sz = sizeof(o), .depth = 4};
-	struct samples ours = {0}, bare = {0};
-	void *dev[2], *host[2];
-	struct drain d = {.a = arena_huge(8 * (bytes + 2 * MIB))};
-	struct row *r;
-	pid_t pid;
-
-	d.out = channel_new(d.a, "drain", 6, SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
-	CHILD(pid) {
-		worker_releases(d.a, "drain");
-	}
-	drain_open(&d, &o);
-	for (int i = 0; i < 2; i++) {
-		dev[i] = gpu_alloc(bytes);
-		CHECK_CUDA(cudaMallocHost(&host[i], bytes));
-	}
-	drain_rate(&d, dev, bytes);
-	for (int i = 0; i < REPEATS; i++) {
-		sample(&ours, drain_rate(&d, dev, bytes));
-		sample(&bare, bare_rate(dev, host, bytes, d.s));
-	}
-	r = row_add(name, "GB/s", median(&ours));
-	row_peer(r, "cudaMemcpyAsync into cudaMallocHost memory", median(&bare));
-	row_goal(r, r->ratio >= 0.98, "at least 0.98 of the peer");
-	drain_close(&d);
-	child_kill(pid);
-	for (int i = 0; i < 2; i++) {
-		gpu_free(dev[i]);
-		CHECK_CUDA(cudaFreeHost(host[i]));
-	}
-}
+#define SIZES 2
 
 void bench_drain_copies(void)
 {
-	pid_t pid;
+	static const uint64_t bytes[SIZES] = {64 * MIB, BATCH_BYTES};
+	static const char *const name[SIZES] = {"D2H, 64 MiB batches", "D2H, 403 MB batches"};
+	struct sluice_cuda_drain_opts o = {.sz = sizeof(o), .depth = 4};
+	struct samples ours[SIZES] = {0}, peer[SIZES] = {0}, ratio[SIZES] = {0};
+	void *dev[SIZES][2], *host[SIZES][2];
+	struct drain d[SIZES] = {0};
+	pid_t pid[SIZES];
+	struct row *r;
 
-	CHILD(pid) {
-		copies_of(64 * MIB, "D2H, 64 MiB batches");
+	for (int k = 0; k < SIZES; k++) {
+		d[k].a = arena_huge(8 * (bytes[k] + 2 * MIB));
+		d[k].out = channel_new(d[k].a, "drain", 6,
+				       SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
+		CHILD(pid[k]) {
+			worker_releases(d[k].a, "drain");
+		}
 	}
-	CHECK_OK(child_wait(pid));
-	copies_of(BATCH_BYTES, "D2H, 403 MB batches");
+	for (int k = 0; k < SIZES; k++) {
+		drain_open(&d[k], &o);
+		for (int i = 0; i < 2; i++) {
+			dev[k][i] = gpu_alloc(bytes[k]);
+			CHECK_CUDA(cudaMallocHost(&host[k][i], bytes[k]));
+		}
+		drain_rate(&d[k], dev[k], bytes[k]);
+	}
+	for (int i = 0; i < REPEATS * SIZES; i++) {
+		const int k = i % SIZES;
+		double drained = 0, bare = 0;
+
+		/* Each comes first in every other round. */
+		for (int turn = 0; turn < 2; turn++) {
+			if ((i / SIZES + turn) % 2)
+				bare = bare_rate(dev[k], host[k], bytes[k], d[k].s);
+			else
+				drained = drain_rate(&d[k], dev[k], bytes[k]);
+		}
+		sample(&ours[k], drained);
+		sample(&peer[k], bare);
+		sample(&ratio[k], drained / bare);
+	}
+	for (int k = 0; k < SIZES; k++) {
+		r = row_add(name[k], "GB/s", median(&ours[k]));
+		row_peer(r, "cudaMemcpyAsync into cudaMallocHost memory", median(&peer[k]));
+		r->ratio = median(&ratio[k]);
+		row_goal(r, r->ratio >= 0.98, "at least 0.98 of the peer");
+		drain_close(&d[k]);
+		child_kill(pid[k]);
+	}
 }
 
 /* ------------------------------------------------------------------ doorbells */
 
 /*
- * The GPU is held by a stream that waits for a flag; everything behind it is on the stream already.
- * The clock starts when the flag is set and stops when the other process knows.
+ * A kernel on the GPU runs until a flag is set; everything behind it is on the stream already.  The
+ * clock starts when the flag is set and stops when the other process knows.
  */
 struct shared {
 	_Alignas(64) uint32_t flag;
 	_Alignas(64) uint32_t word; /* the bare reference's */
 	_Alignas(64) _Atomic uint64_t at; /* when the other process knew */
 	_Alignas(64) _Atomic uint32_t seen;
-	_Atomic uint32_t quit;
 };
 
-#define ROUNDS 600
-
-static CUresult (*wait_value)(CUstream s, CUdeviceptr p, cuuint32_t v, unsigned int flags);
 static CUresult (*write_value)(CUstream s, CUdeviceptr p, cuuint32_t v, unsigned int flags);
 
 static void *driver_entry(const char *name)
@@ -157,43 +165,23 @@ static void *driver_entry(const char *name)
 	return fn;
 }
 
-static void *shared_new(size_t bytes)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-
-	CHECK(p != MAP_FAILED);
-	return p;
-}
-
-static void shared_register(struct shared *sh)
-{
-	CHECK_CUDA(cudaHostRegister(sh, 4096, cudaHostRegisterDefault));
-	wait_value = (__typeof__(wait_value))driver_entry("cuStreamWaitValue32");
-	write_value = (__typeof__(write_value))driver_entry("cuStreamWriteValue32");
-}
-
-static void hold(struct shared *sh, cudaStream_t s, uint32_t i)
-{
-	CHECK_OK(wait_value(s, (uintptr_t)&sh->flag, i, CU_STREAM_WAIT_VALUE_EQ));
-}
-
 /* Let the GPU go; microseconds until the other process knew. */
-static double let_go(struct shared *sh, uint32_t i)
+static double let_go(struct shared *sh, uint32_t shot)
 {
 	uint64_t start;
 
 	usleep(150); /* everything is on the stream, and whoever sleeps does */
 	start = now_ns();
-	__atomic_store_n(&sh->flag, i, __ATOMIC_SEQ_CST);
-	while (sh->seen != i)
+	__atomic_store_n(&sh->flag, shot, __ATOMIC_SEQ_CST);
+	while (sh->seen != shot)
 		sched_yield();
 	return (sh->at - start) / 1e3;
 }
 
-static void knew(struct shared *sh, uint32_t i)
+static void knew(struct shared *sh, uint32_t shot)
 {
 	sh->at = now_ns();
-	sh->seen = i;
+	sh->seen = shot;
 }
 
 static void ring_eventfd(void *arg)
@@ -201,6 +189,13 @@ static void ring_eventfd(void *arg)
 	uint64_t one = 1;
 
 	CHECK(write((int)(intptr_t)arg, &one, sizeof(one)) == sizeof(one));
+}
+
+static void wait_eventfd(int fd)
+{
+	uint64_t n;
+
+	CHECK(read(fd, &n, sizeof(n)) == sizeof(n));
 }
 
 /*
@@ -226,23 +221,37 @@ static void worker_apart(bool worker)
 }
 
 /*
- * Rounds of the reference (a bare write, or a host function and an eventfd) and of ours in turn, so
- * that whatever the machine does meanwhile it does to both.
+ * Single shots of the reference (a bare write, or a host function and an eventfd) and of ours in
+ * turn, so that whatever the machine does meanwhile it does to both; in blocks, each with streams of
+ * its own, because it matters which queues of the GPU a stream gets.  The cases take turns, too.
  */
-struct bell_case {
+#define SHOTS 400 /* of either in a block */
+
+struct bell {
+	const char *name;
 	bool asleep;
 	bool own_stream;
 	int64_t bytes;
+	const char *tail; /* of a case with a goal: the name of the row for 9 of 10 */
+	struct samples ours, ref, ratio;
+	struct sluice_arena *a;
+	struct sluice_channel *out;
+	struct sluice_cuda *c;
+	struct shared *sh;
+	int go, fd; /* for a block, and what the reference rings */
+	pid_t pid;
+	uint32_t shot;
 };
 
-struct bell_result {
-	struct samples ours, ref;
-};
-
-static void bell_worker(struct shared *sh, const struct bell_case *k,
-			struct sluice_arena *inherited, int fd)
+/* Which of two comes first changes from pair to pair. */
+static bool shot_is_ours(uint32_t shot)
 {
-	struct sluice_arena *a = arena_child(inherited);
+	return (shot / 2 + shot) % 2;
+}
+
+static void bell_worker(const struct bell *k)
+{
+	struct sluice_arena *a = arena_child(k->a);
 	struct sluice_channel_opts in = {
 		.sz = sizeof(in),
 		.flags = SLUICE_CHANNEL_CONSUME | (k->asleep ? SLUICE_CHANNEL_NO_SPIN : 0),
@@ -253,96 +262,125 @@ static void bell_worker(struct shared *sh, const struct bell_case *k,
 
 	worker_apart(true);
 	CHECK_OK(sluice_channel_open(&ch, a, "bell", &in));
-	for (uint32_t i = 1;; i += 2) {
-		uint64_t n;
-
+	for (uint32_t shot = 1;; shot++) {
+		if (shot % (2 * SHOTS) == 1)
+			wait_eventfd(k->go);
+		if (shot_is_ours(shot)) {
+			CHECK_OK(sluice_channel_next(ch, &b, SLUICE_FOREVER));
+			knew(k->sh, shot);
+			sluice_batch_release(b);
+			continue;
+		}
 		if (k->asleep)
-			CHECK(read(fd, &n, sizeof(n)) == sizeof(n));
+			wait_eventfd(k->fd);
 		else
-			while (__atomic_load_n(&sh->word, __ATOMIC_ACQUIRE) != i)
+			while (__atomic_load_n(&k->sh->word, __ATOMIC_ACQUIRE) != shot)
 				__builtin_ia32_pause();
-		knew(sh, i);
-		CHECK_OK(sluice_channel_next(ch, &b, SLUICE_FOREVER));
-		knew(sh, i + 1);
-		sluice_batch_release(b);
+		knew(k->sh, shot);
 	}
 }
 
-static void bell_rounds(const struct bell_case *k, struct bell_result *res)
+static void bell_fork(struct bell *k)
 {
-	struct drain d = {.a = arena_huge(64 * MIB)};
-	struct sluice_cuda_drain_opts o = {.sz = sizeof(o)};
-	struct sluice_tensor t = {
+	k->a = arena_huge(64 * MIB);
+	k->out = channel_new(k->a, "bell", 16, SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
+	CHECK(k->out);
+	k->sh = shared_new(4096);
+	k->go = eventfd(0, 0);
+	k->fd = eventfd(0, 0);
+	CHILD(k->pid) {
+		bell_worker(k);
+	}
+}
+
+static void bell_block(struct bell *k, void *dev)
+{
+	struct drain d = {.a = k->a, .out = k->out, .c = k->c, .s = gpu_stream()};
+	struct sluice_cuda_drain_opts o = {
+		.sz = sizeof(o),
+		.stream = k->own_stream ? NULL : d.s,
+	};
+	const struct sluice_tensor t = {
 		.sz = sizeof(t),
+		.data = dev,
 		.dtype = SLUICE_U8,
 		.ndim = 1,
 		.shape = &k->bytes,
 	};
-	struct shared *sh = shared_new(sizeof(*sh));
-	int fd = eventfd(0, 0);
-	pid_t pid;
+	struct samples ours = {0}, ref = {0};
 
-	d.out = channel_new(d.a, "bell", 16, SLUICE_CHANNEL_PRODUCE | SLUICE_CHANNEL_KEEP_OPEN);
-	CHILD(pid) {
-		bell_worker(sh, k, d.a, fd);
-	}
-	worker_apart(false);
-	CHECK(gpu_init(0));
-	shared_register(sh);
-	d.s = gpu_stream();
-	o.stream = k->own_stream ? NULL : d.s;
-	CHECK_SLUICE(sluice_cuda_attach(&d.c, d.a, NULL));
 	CHECK_SLUICE(sluice_cuda_drain_open(&d.d, d.c, d.out, &o));
-	t.data = gpu_alloc(4096);
-	for (uint32_t i = 1; i <= 2 * ROUNDS; i += 2) {
-		hold(sh, d.s, i);
-		if (k->asleep)
-			CHECK_CUDA(cudaLaunchHostFunc(d.s, ring_eventfd, (void *)(intptr_t)fd));
+	ring_eventfd((void *)(intptr_t)k->go);
+	for (int i = 0; i < 2 * SHOTS; i++) {
+		const uint32_t shot = ++k->shot;
+		const bool mine = shot_is_ours(shot);
+
+		gpu_hold(d.s, &k->sh->flag, shot);
+		if (mine)
+			CHECK_SLUICE(sluice_cuda_drain_submit(d.d, &t, 1, d.s, NULL));
+		else if (k->asleep)
+			CHECK_CUDA(cudaLaunchHostFunc(d.s, ring_eventfd, (void *)(intptr_t)k->fd));
 		else
-			CHECK_OK(write_value(d.s, (uintptr_t)&sh->word, i, 0));
-		sample(&res->ref, let_go(sh, i));
-		hold(sh, d.s, i + 1);
-		CHECK_SLUICE(sluice_cuda_drain_submit(d.d, &t, 1, d.s, NULL));
-		sample(&res->ours, let_go(sh, i + 1));
+			CHECK_OK(write_value(d.s, (uintptr_t)&k->sh->word, shot, 0));
+		sample(mine ? &ours : &ref, let_go(k->sh, shot));
 	}
-	child_kill(pid);
+	for (unsigned int i = 0; i < ours.n; i++) {
+		sample(&k->ours, ours.v[i]);
+		sample(&k->ref, ref.v[i]);
+	}
+	sample(&k->ratio, median(&ours) / median(&ref));
+	CHECK_SLUICE(sluice_cuda_drain_close(d.d));
+	gpu_stream_free(d.s);
 }
 
-static struct row *bell_row(const char *name, const struct bell_case *k)
+static void bell_rows(struct bell *k)
 {
-	struct bell_result *res = shared_new(sizeof(*res));
+	const char *peer = k->asleep ? "host function and eventfd" : "cuStreamWriteValue";
+	char name[64];
 	struct row *r;
-	pid_t pid;
 
-	/* Each repetition forks a worker before CUDA starts, hence a process of its own. */
-	for (int i = 0; i < REPEATS; i++) {
-		CHILD(pid) {
-			bell_rounds(k, res);
-		}
-		CHECK_OK(child_wait(pid));
-	}
-	r = row_add(name, "us", median(&res->ours));
-	row_peer(r, k->asleep ? "host function and eventfd" : "cuStreamWriteValue",
-		 median(&res->ref));
-	return r;
+	snprintf(name, sizeof(name), "%s, %s", k->name, k->asleep ? "sleeping" : "spinning");
+	r = row_add(name, "us", median(&k->ours));
+	row_peer(r, peer, median(&k->ref));
+	r->ratio = median(&k->ratio);
+	if (!k->tail)
+		return;
+	row_goal(r, r->ratio <= 1.2, "at most 1.2 of the peer");
+	r = row_add(k->tail, "us", most(&k->ours));
+	row_peer(r, peer, most(&k->ref));
 }
 
 void bench_doorbell(void)
 {
-	struct bell_case k = {0};
-	struct row *r;
+	static const char done[] = "GPU done to worker awake", across[] = "across two streams",
+			  copy[] = "with a copy of 4 KiB";
+	static struct bell bells[] = {
+		{.name = done, .tail = "GPU done to awake, spinning, 9 of 10 within"},
+		{.name = across, .own_stream = true},
+		{.name = copy, .own_stream = true, .bytes = 4096},
+		{.name = done,
+		 .asleep = true,
+		 .tail = "GPU done to awake, sleeping, 9 of 10 within"},
+		{.name = across, .asleep = true, .own_stream = true},
+		{.name = copy, .asleep = true, .own_stream = true, .bytes = 4096},
+	};
+	void *dev;
 
-	r = bell_row("GPU done to worker awake, spinning", &k);
-	row_goal(r, r->ratio <= 1.2, "at most 1.2 of the peer");
-	k.own_stream = true;
-	bell_row("across two streams, spinning", &k);
-	k.bytes = 4096;
-	bell_row("with a copy of 4 KiB, spinning", &k);
-	k = (struct bell_case){.asleep = true};
-	r = bell_row("GPU done to worker awake, sleeping", &k);
-	row_goal(r, r->ratio <= 1.2, "at most 1.2 of the peer");
-	k.own_stream = true;
-	bell_row("across two streams, sleeping", &k);
-	k.bytes = 4096;
-	bell_row("with a copy of 4 KiB, sleeping", &k);
+	for (size_t i = 0; i < ARRAY_SIZE(bells); i++)
+		bell_fork(&bells[i]);
+	worker_apart(false);
+	CHECK(gpu_init(0));
+	write_value = (__typeof__(write_value))driver_entry("cuStreamWriteValue32");
+	dev = gpu_alloc(4096);
+	for (size_t i = 0; i < ARRAY_SIZE(bells); i++) {
+		CHECK_CUDA(cudaHostRegister(bells[i].sh, 4096, cudaHostRegisterMapped));
+		CHECK_SLUICE(sluice_cuda_attach(&bells[i].c, bells[i].a, NULL));
+	}
+	for (int block = 0; block < REPEATS; block++)
+		for (size_t i = 0; i < ARRAY_SIZE(bells); i++)
+			bell_block(&bells[i], dev);
+	for (size_t i = 0; i < ARRAY_SIZE(bells); i++) {
+		child_kill(bells[i].pid);
+		bell_rows(&bells[i]);
+	}
 }

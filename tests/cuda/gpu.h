@@ -34,6 +34,8 @@ void gpu_check(struct CUstream_st *s, const void *dev, size_t bytes, uint64_t se
 uint64_t gpu_bad(void);
 /* A kernel that takes this long. */
 void gpu_busy(struct CUstream_st *s, unsigned int us);
+/* One that runs until a word of registered host memory has this value. */
+void gpu_hold(struct CUstream_st *s, const uint32_t *word, uint32_t value);
 
 #ifdef __cplusplus
 }

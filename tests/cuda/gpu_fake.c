@@ -173,3 +173,25 @@ void gpu_busy(struct CUstream_st *s, unsigned int us)
 {
 	CHECK_OK(drv.launch(s, kernel_busy, (void *)(uintptr_t)us));
 }
+
+struct hold {
+	const uint32_t *word;
+	uint32_t value;
+};
+
+static void kernel_hold(void *arg)
+{
+	struct hold *h = arg;
+
+	while (__atomic_load_n(h->word, __ATOMIC_ACQUIRE) != h->value)
+		usleep(1);
+	free(h);
+}
+
+void gpu_hold(struct CUstream_st *s, const uint32_t *word, uint32_t value)
+{
+	struct hold *h = malloc(sizeof(*h));
+
+	*h = (struct hold){word, value};
+	CHECK_OK(drv.launch(s, kernel_hold, h));
+}

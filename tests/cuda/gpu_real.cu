@@ -72,6 +72,12 @@ __global__ static void kernel_busy(uint64_t ns)
 		;
 }
 
+__global__ static void kernel_hold(const volatile uint32_t *word, uint32_t value)
+{
+	while (*word != value)
+		;
+}
+
 static unsigned int blocks(size_t bytes)
 {
 	const size_t n = bytes / 1024 + 1;
@@ -180,5 +186,11 @@ uint64_t gpu_bad(void)
 void gpu_busy(struct CUstream_st *s, unsigned int us)
 {
 	kernel_busy<<<1, 1, 0, s>>>(us * 1000ULL);
+	CHECK_CUDA(cudaGetLastError());
+}
+
+void gpu_hold(struct CUstream_st *s, const uint32_t *word, uint32_t value)
+{
+	kernel_hold<<<1, 1, 0, s>>>(word, value);
 	CHECK_CUDA(cudaGetLastError());
 }

@@ -685,69 +685,6 @@ TEST_F(feed, two_consumers_share_a_channel)
 	sluice_cuda_feed_close(f);
 }
 
-/* One arena, registered once, feeds two devices; each has a channel of its own. */
-TEST_F(feed, two_devices)
-{
-	struct sluice_cuda_stats st = {.sz = sizeof(st)};
-	struct sluice_cuda_batch *b;
-	struct {
-		struct sluice_channel *out, *in;
-		struct sluice_cuda *c;
-		struct sluice_cuda_feed *f;
-		struct CUstream_st *s;
-	} dev[2] = {{.out = self->out, .in = self->in}};
-
-	if (gpu_is_fake())
-		setenv("FAKE_CUDA_DEVICES", "2", 1);
-	if (gpu_devices() < 2)
-		SKIP(return, "this host has fewer than two devices");
-	dev[1].out = channel_new(self->a, "second", 64, SLUICE_CHANNEL_PRODUCE);
-	dev[1].in = channel_join(self->a, "second", SLUICE_CHANNEL_CONSUME);
-	for (int i = 0; i < 2; i++) {
-		struct sluice_cuda_opts opts = {
-			.sz = sizeof(opts),
-			.flags = SLUICE_CUDA_DEVICE,
-			.device = i,
-		};
-
-		ASSERT_TRUE(gpu_init(i));
-		dev[i].s = gpu_stream();
-		ASSERT_CUDA(0, sluice_cuda_attach(&dev[i].c, self->a, &opts));
-		ASSERT_CUDA(0, sluice_cuda_feed_open(&dev[i].f, dev[i].c, dev[i].in, NULL));
-	}
-	for (unsigned int k = 0; k < scaled(100); k++) {
-		const int i = k % 2;
-
-		ASSERT_EQ(0, batch_send(dev[i].out, 1000 * (k + 1), k, LONG_WAIT));
-		/* Whatever device is current, the feed knows its own. */
-		ASSERT_CUDA(0, sluice_cuda_feed_next(dev[i].f, &b, dev[i].s, LONG_WAIT));
-		gpu_use(i);
-		EXPECT_EQ(1000 * (k + 1), batch_check(b, dev[i].s));
-		EXPECT_EQ(0, sluice_cuda_batch_release(b, dev[i].s));
-	}
-	for (int i = 0; i < 2; i++) {
-		gpu_use(i);
-		gpu_sync(dev[i].s);
-		ASSERT_EQ(0, sluice_cuda_stats(dev[i].c, &st));
-		EXPECT_EQ(i, st.device);
-		EXPECT_EQ(2, st.chunks);
-		sluice_cuda_feed_close(dev[i].f);
-	}
-	/* The device that registered the arena leaves first. */
-	EXPECT_EQ(0, sluice_cuda_detach(dev[0].c));
-	ASSERT_EQ(0, batch_send(dev[1].out, 5000, 1, LONG_WAIT));
-	ASSERT_CUDA(0, sluice_cuda_feed_open(&dev[1].f, dev[1].c, dev[1].in, NULL));
-	ASSERT_CUDA(0, sluice_cuda_feed_next(dev[1].f, &b, dev[1].s, LONG_WAIT));
-	EXPECT_EQ(5000, batch_check(b, dev[1].s));
-	EXPECT_EQ(0, sluice_cuda_batch_release(b, dev[1].s));
-	gpu_sync(dev[1].s);
-	sluice_cuda_feed_close(dev[1].f);
-	EXPECT_EQ(0, sluice_cuda_detach(dev[1].c));
-	EXPECT_EQ(0, gpu_bad());
-	sluice_channel_close(dev[1].out);
-	sluice_channel_close(dev[1].in);
-}
-
 TEST_F_TIMEOUT(feed, many_small_batches_do_not_grow, 200)
 {
 	/* On a GPU a million; threads that play GPU are slower. */

@@ -241,6 +241,12 @@ int cmd_pump(int argc, char **argv)
 		complain("pump", "no directory is given; see sluice pump --help");
 		return EXIT_USAGE;
 	}
+	for (int i = first; i < argc; i++) {
+		if (!*argv[i]) {
+			complain("pump", "the name of a directory is empty");
+			return EXIT_USAGE;
+		}
+	}
 	if (transport == BY_PIPE)
 		runs[0].ops = &carrier_pipe;
 	/* A file that reaches RLIMIT_FSIZE is an error to tell, as a full disk is. */
@@ -273,6 +279,12 @@ int cmd_pump(int argc, char **argv)
 		complain("pump", "walking the directories failed: %s", strerror(-ret));
 		list_free(&l);
 		return EXIT_BROKEN;
+	}
+	if (o.manifest && list_has(&l, o.manifest)) {
+		complain("pump", "the manifest %s would overwrite one of the files to be pumped",
+			 o.manifest);
+		list_free(&l);
+		return EXIT_USAGE;
 	}
 	size_batches(&o, &l);
 	if (!o.json)

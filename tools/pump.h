@@ -84,6 +84,8 @@ struct pump_list {
 };
 
 int list_walk(struct pump_list *l, char **operands, uint64_t max_bytes);
+/* Is what stands at @path now one of the files, by whatever name? */
+bool list_has(const struct pump_list *l, const char *path);
 /* Forgets what the last transport did with the files. */
 void list_reset(struct pump_list *l);
 void list_free(struct pump_list *l);

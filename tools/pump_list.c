@@ -4,6 +4,7 @@
 #include <fts.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "pump.h"
@@ -91,6 +92,19 @@ int list_walk(struct pump_list *l, char **operands, uint64_t max_bytes)
 		ret = -errno;
 	fts_close(fts);
 	return ret;
+}
+
+bool list_has(const struct pump_list *l, const char *path)
+{
+	struct stat it, st;
+
+	if (stat(path, &it))
+		return false;
+	for (uint32_t i = 0; i < l->files; i++)
+		if (l->file[i].size == (uint64_t)it.st_size && !stat(l->file[i].path, &st) &&
+		    st.st_dev == it.st_dev && st.st_ino == it.st_ino)
+			return true;
+	return false;
 }
 
 void list_reset(struct pump_list *l)

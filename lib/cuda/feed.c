@@ -493,6 +493,12 @@ static int batch_wait(struct sluice_cuda_feed *f, uint64_t timeout_ns)
 	uint64_t start;
 	int ret;
 
+	if (!f->free.head && f->st.lost)
+		return cuda_fail(
+			EBUSY,
+			"of %u device buffers the caller has %u, and %u are lost to failed "
+			"releases",
+			f->depth, f->depth - f->st.lost, f->st.lost);
 	if (!f->free.head)
 		return cuda_fail(EBUSY, "all %u device buffers are with the caller: release one",
 				 f->depth);
@@ -567,6 +573,8 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *s
 	}
 	if (!ret)
 		slot_free(f, s);
+	else
+		f->st.lost++;
 	cuda_leave(f->c, entered);
 	return ret;
 }

@@ -271,7 +271,8 @@ int sluice_cuda_batch_blob(const struct sluice_cuda_batch *b, unsigned int i, co
  * @b: the batch, or NULL; on the thread that uses the feed
  * @stream: the buffer is written again only after the work that is on this stream now
  *
- * Return: 0; -EIO, -ESHUTDOWN, -ECHILD.  The handle is gone in any case.
+ * Return: 0; -EIO, -ESHUTDOWN, -ECHILD.  The handle is gone in any case; the buffer, too, when it
+ * could not be known what @stream does with it (see .lost of the statistics).
  */
 int sluice_cuda_batch_release(struct sluice_cuda_batch *b, struct CUstream_st *stream);
 
@@ -288,6 +289,8 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *b, struct CUstream_st *s
  * @device_bytes: of all device buffers
  * @ready: batches copied ahead, not yet handed out
  * @held: extents that copies hold now
+ * @lost: device buffers that stay unused, and missing from .depth, because the stream of their release
+ *	could be neither followed nor waited for
  */
 struct sluice_cuda_feed_stats {
 	size_t sz;
@@ -301,6 +304,8 @@ struct sluice_cuda_feed_stats {
 	uint64_t device_bytes;
 	uint32_t ready;
 	uint32_t held;
+	uint32_t lost;
+	uint32_t reserved;
 };
 
 /** sluice_cuda_feed_stats - read the counters */

@@ -98,6 +98,7 @@ __attribute__((constructor)) static void config_read(void)
 static CUresult enter(const char *name)
 {
 	CUresult r = CUDA_SUCCESS;
+	size_t n;
 
 	if (fake_in_host_func)
 		fake_violation("%s was called from a host function", name);
@@ -105,9 +106,15 @@ static CUresult enter(const char *name)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	pthread_mutex_lock(&fake_lock);
 	/* "cuMemAlloc_v2" is known as cuMemAlloc. */
-	if (fail.nth && !strncmp(name, fail.name, strlen(fail.name)) &&
-	    (!name[strlen(fail.name)] || name[strlen(fail.name)] == '_') && --fail.nth == 0)
+	n = strcspn(fail.name, "+");
+	if (fail.nth && !strncmp(name, fail.name, n) && (!name[n] || name[n] == '_') &&
+	    --fail.nth == 0) {
 		r = fail.code;
+		if (fail.name[n]) {
+			memmove(fail.name, fail.name + n + 1, strlen(fail.name + n));
+			fail.nth = 1;
+		}
+	}
 	pthread_mutex_unlock(&fake_lock);
 	return r;
 }

@@ -25,7 +25,10 @@
 
 /* How often a rule was broken so far; each was reported on stderr. */
 unsigned int fake_cuda_violations(void);
-/* The call of this name that is the nth from now on returns code; nth 0 forgets. */
+/*
+ * The call of this name that is the nth from now on returns code; nth 0 forgets.  Of "A+B" that call of
+ * A fails, and the first of B behind it.
+ */
 void fake_cuda_fail(const char *name, unsigned int nth, CUresult code);
 /* Keep copies from starting, or let them go on. */
 void fake_cuda_hold(bool hold);

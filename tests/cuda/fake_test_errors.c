@@ -460,6 +460,34 @@ TEST_F(errors, a_release_that_cannot_be_followed_loses_no_buffer)
 	EXPECT_EQ(0, drv.violations());
 }
 
+TEST_F(errors, a_buffer_that_a_release_loses_is_counted)
+{
+	struct sluice_cuda_feed_stats st = {.sz = sizeof(st)};
+	struct sluice_cuda_feed_opts o = {.sz = sizeof(o), .depth = 2};
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+
+	start(_metadata, self);
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, &o));
+	for (uint32_t i = 1; i <= 2; i++) {
+		ASSERT_EQ(0, batch_send(self->out, 5000, i, 0));
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
+		gpu_busy(self->s, 1000);
+		drv.fail("cuEventRecord+cuStreamSynchronize", 1, CUDA_ERROR_OUT_OF_MEMORY);
+		EXPECT_EQ(-ENOMEM, sluice_cuda_batch_release(b, self->s));
+		drv.fail("", 0, 0);
+		ASSERT_EQ(0, sluice_cuda_feed_stats(f, &st));
+		EXPECT_EQ(i, st.lost);
+	}
+	EXPECT_EQ(-EBUSY, sluice_cuda_feed_next(f, &b, self->s, 0));
+	EXPECT_TRUE(sentence_has("of 2 device buffers the caller has 0, and 2 are lost"));
+	gpu_sync(self->s);
+	sluice_cuda_feed_close(f);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	NOTHING_LEFT(self);
+	EXPECT_EQ(0, drv.violations());
+}
+
 /* A direct copy is begun and cannot be followed, and before it ends the context fails. */
 TEST_F(errors, a_direct_copy_fails_with_its_context)
 {

@@ -228,12 +228,12 @@ static void gpu_describe(void)
 static void table_print(unsigned int first)
 {
 	if (!first)
-		printf("%-38s %10s %-10s %10s %6s  %s\n", "row", "value", "unit", "peer", "ratio",
+		printf("%-44s %10s %-10s %10s %6s  %s\n", "row", "value", "unit", "peer", "ratio",
 		       "goal");
 	for (unsigned int i = first; i < table->n; i++) {
 		const struct row *r = &table->rows[i];
 
-		printf("%-38s %10.4g %-10s %10.4g %6.3f  %s%s\n", r->name, r->value, r->unit,
+		printf("%-44s %10.4g %-10s %10.4g %6.3f  %s%s\n", r->name, r->value, r->unit,
 		       r->peer_value, r->ratio,
 		       r->met < 0 ? ""
 		       : r->met	  ? "ok: "

@@ -8,6 +8,9 @@
 
 #define CHUNK_DEFAULT (64ULL << 30)
 #define CHUNK_ALIGN   (2ULL << 20)
+#define SPIN_NS	      20000
+#define NAP_MIN_NS    50000
+#define NAP_MAX_NS    1000000
 
 static _Atomic unsigned int fork_gen;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
@@ -316,11 +319,11 @@ int cuda_event_fired(struct sluice_cuda *c, CUevent ev)
 	return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 1 : ret;
 }
 
-int cuda_event_wait(struct sluice_cuda *c, CUevent ev, uint64_t deadline)
+int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t deadline)
 {
 	/* A DMA of a small batch takes less than a sleep and a wake-up do. */
-	const uint64_t spin_until = cuda_now() + 20000;
-	struct timespec nap = {.tv_nsec = 50000};
+	const uint64_t start = cuda_now();
+	uint64_t now = start, nap;
 	CUresult r;
 	int ret;
 
@@ -330,23 +333,21 @@ int cuda_event_wait(struct sluice_cuda *c, CUevent ev, uint64_t deadline)
 			return ret < 0 ? ret : 0;
 		if (!deadline)
 			return cuda_fail(EAGAIN, "a copy is still in flight");
-		if (cuda_now() >= spin_until)
-			break;
-	}
-	if (deadline == SLUICE_FOREVER) {
-		r = c->cu->EventSynchronize(ev);
-		if (r == CUDA_SUCCESS)
-			return 0;
-		ret = cuda_broken(c, r, "a copy failed");
-		return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 0
-											   : ret;
-	}
-	for (;;) {
-		ret = cuda_event_fired(c, ev);
-		if (ret)
-			return ret < 0 ? ret : 0;
-		if (cuda_now() >= (deadline & ~SLUICE_ABSTIME))
+		now = cuda_now();
+		if (deadline != SLUICE_FOREVER && now >= (deadline & ~SLUICE_ABSTIME))
 			return cuda_fail(ETIMEDOUT, "a copy did not complete in time");
-		nanosleep(&nap, NULL);
+		if (now < start + SPIN_NS)
+			continue;
+		if (interrupts && deadline == SLUICE_FOREVER)
+			break;
+		/* An eighth of the time at most is waited in vain. */
+		nap = (now - start) / 8;
+		nap = nap < NAP_MIN_NS ? NAP_MIN_NS : nap > NAP_MAX_NS ? NAP_MAX_NS : nap;
+		nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
 	}
+	r = c->cu->EventSynchronize(ev);
+	if (r == CUDA_SUCCESS)
+		return 0;
+	ret = cuda_broken(c, r, "a copy failed");
+	return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 0 : ret;
 }

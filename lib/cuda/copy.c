@@ -94,7 +94,7 @@ static struct cuda_direct *direct_new(struct sluice_cuda *c, int *err)
 		*err = cuda_fail(ENOMEM, "no memory to remember a copy");
 		return NULL;
 	}
-	r = c->cu->EventCreate(&d->copied, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+	r = c->cu->EventCreate(&d->copied, cuda_event_flags(false));
 	if (r != CUDA_SUCCESS) {
 		*err = cuda_broken(c, r, "cannot create an event");
 		free(d);
@@ -185,7 +185,8 @@ void cuda_direct_drain(struct sluice_cuda *c)
 	struct cuda_direct *d;
 
 	while ((d = c->direct)) {
-		int ret = entered < 0 ? entered : cuda_event_wait(c, d->copied, SLUICE_FOREVER);
+		int ret = entered < 0 ? entered
+				      : cuda_event_wait(c, d->copied, false, SLUICE_FOREVER);
 
 		c->direct = d->next;
 		if (!ret || atomic_load(&c->health) == CUDA_GONE)

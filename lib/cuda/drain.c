@@ -25,13 +25,14 @@
 #include "priv.h"
 
 #define DEPTH_DEFAULT 16
-#define QUIET_BYTES   (512ULL << 10)
+#define QUIET_BYTES   (512ULL << 10) /* what is larger pays for host functions and interrupts */
 #define QUIET_NS      50000ULL /* since the last batch, at most; slower ones can afford it */
 
 /* A batch in flight. */
 struct flight {
 	struct cuda_ticket *ticket; /* NULL: the place is unused */
-	CUevent done;
+	CUevent done[2]; /* of a small batch, of a large one */
+	bool large; /* which of them */
 };
 
 /* Where a tensor goes. */
@@ -53,12 +54,18 @@ struct sluice_cuda_drain {
 	struct target *targets;
 	unsigned int targets_max;
 	uint64_t submitted_ns;
-	bool quick; /* the batch is small, and not alone */
+	bool large; /* the batch that is submitted */
+	bool quick; /* it is small, and not alone */
 	struct sluice_cuda_drain_stats st;
 	struct flight flights[];
 };
 
 /* ------------------------------------------------------------------ what is in flight */
+
+static CUevent flight_event(const struct flight *f)
+{
+	return f->done[f->large];
+}
 
 static void flight_pop(struct sluice_cuda_drain *d)
 {
@@ -116,8 +123,8 @@ static int flights_wait(struct sluice_cuda_drain *d, uint32_t left, uint64_t dea
 		int ret;
 
 		if (d->count > left)
-			ret = cuda_event_wait(d->c, f->done, deadline);
-		else if ((ret = cuda_event_fired(d->c, f->done)) == 0)
+			ret = cuda_event_wait(d->c, flight_event(f), f->large, deadline);
+		else if ((ret = cuda_event_fired(d->c, flight_event(f))) == 0)
 			return 0;
 		if (ret < 0)
 			return drain_failed(d, ret);
@@ -152,7 +159,6 @@ static int opts_take(struct sluice_cuda_drain_opts *to, const struct sluice_cuda
 static int drain_init(struct sluice_cuda_drain *d)
 {
 	const struct cuda_driver *cu = d->c->cu;
-	const unsigned int flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
 	CUresult r = CUDA_SUCCESS;
 
 	if (d->own_stream)
@@ -161,8 +167,8 @@ static int drain_init(struct sluice_cuda_drain *d)
 		r = cu->StreamCreate(&d->wake, CU_STREAM_NON_BLOCKING);
 	if (r == CUDA_SUCCESS)
 		r = cu->EventCreate(&d->submitted, CU_EVENT_DISABLE_TIMING);
-	for (uint32_t i = 0; i < d->depth && r == CUDA_SUCCESS; i++)
-		r = cu->EventCreate(&d->flights[i].done, flags);
+	for (uint32_t i = 0; i < 2 * d->depth && r == CUDA_SUCCESS; i++)
+		r = cu->EventCreate(&d->flights[i / 2].done[i % 2], cuda_event_flags(i % 2));
 	if (r != CUDA_SUCCESS)
 		return cuda_broken(d->c, r, "cannot create the streams and events of a drain");
 	return 0;
@@ -172,9 +178,9 @@ static void drain_destroy(struct sluice_cuda_drain *d, bool alive)
 {
 	const struct cuda_driver *cu = d->c->cu;
 
-	for (uint32_t i = 0; alive && i < d->depth; i++)
-		if (d->flights[i].done)
-			cu->EventDestroy(d->flights[i].done);
+	for (uint32_t i = 0; alive && i < 2 * d->depth; i++)
+		if (d->flights[i / 2].done[i % 2])
+			cu->EventDestroy(d->flights[i / 2].done[i % 2]);
 	if (alive && d->submitted)
 		cu->EventDestroy(d->submitted);
 	if (alive && d->wake)
@@ -349,20 +355,20 @@ static CUresult stream_fill(struct sluice_cuda_drain *d, struct flight *f,
 		return r;
 	if (!d->gpu_signals) {
 		r = cuda_ticket_arm(d->c, f->ticket, NULL, d->stream);
-		return r == CUDA_SUCCESS ? cu->EventRecord(f->done, d->stream) : r;
+		return r == CUDA_SUCCESS ? cu->EventRecord(flight_event(f), d->stream) : r;
 	}
 	/* The default write is ordered behind the copies, for the CPU as well. */
 	r = cu->StreamWriteValue64(d->stream, (uintptr_t)word + d->c->control_shift, value,
 				   CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (r == CUDA_SUCCESS)
-		r = cu->EventRecord(f->done, d->stream);
+		r = cu->EventRecord(flight_event(f), d->stream);
 	if (r != CUDA_SUCCESS || !d->host_wakes)
 		return r;
 	if (quiet) {
 		d->st.quiet++;
 		return CUDA_SUCCESS;
 	}
-	return cuda_ticket_arm(d->c, f->ticket, f->done, d->wake);
+	return cuda_ticket_arm(d->c, f->ticket, flight_event(f), d->wake);
 }
 
 /* Queue the batch and start its copies.  The batch is gone in any case. */
@@ -376,6 +382,7 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 	CUresult r;
 	int ret;
 
+	f->large = d->large;
 	f->ticket = cuda_ticket_get(&d->tickets, b);
 	if (!f->ticket) {
 		sluice_batch_abort(b);
@@ -446,7 +453,8 @@ int sluice_cuda_drain_submit(struct sluice_cuda_drain *d, const struct sluice_te
 		ret = batch_measure(d, tensors, n, &o, &room.bytes);
 	if (ret)
 		goto out;
-	d->quick = room.bytes <= QUIET_BYTES && start - d->submitted_ns < QUIET_NS;
+	d->large = room.bytes > QUIET_BYTES;
+	d->quick = !d->large && start - d->submitted_ns < QUIET_NS;
 	d->submitted_ns = start;
 	cuda_range_begin("publish");
 	room.tensors = n + o.nblobs;

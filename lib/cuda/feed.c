@@ -5,7 +5,7 @@
  *
  *   the copy stream waits for slot.passed    the caller's work on the buffer's previous batch
  *   copy
- *   record group.copied                      the caller's stream waits for this one
+ *   record the group's event                 the caller's stream waits for this one
  *   a host function on the reap stream       gives the extent back while nobody calls us
  *   ...the caller's work...
  *   record slot.passed                       by sluice_cuda_batch_release()
@@ -24,7 +24,7 @@
 
 #define DEPTH_DEFAULT 4
 #define GROUP_BYTES   (256ULL << 10) /* a group is closed when it has this many bytes */
-#define PROMPT_BYTES  (1ULL << 20) /* from here on a host function is worth its cost */
+#define PROMPT_BYTES  (1ULL << 20) /* host functions and interrupts are worth their cost from here */
 
 struct queue {
 	struct sluice_cuda_batch *head, **tail;
@@ -82,16 +82,22 @@ static void slot_free(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
 static int slot_create(struct sluice_cuda_feed *f, struct sluice_cuda_batch *s)
 {
 	const struct cuda_driver *cu = f->c->cu;
-	CUresult r;
+	CUresult r = CUDA_SUCCESS;
 
 	s->feed = f;
-	r = cu->EventCreate(&s->copied, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+	for (int large = 0; large < 2 && r == CUDA_SUCCESS; large++)
+		r = cu->EventCreate(&s->copied[large], cuda_event_flags(large));
 	if (r == CUDA_SUCCESS)
-		r = cu->EventCreate(&s->passed, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+		r = cu->EventCreate(&s->passed, cuda_event_flags(false));
 	if (r != CUDA_SUCCESS)
 		return cuda_broken(f->c, r, "cannot create an event");
 	slot_free(f, s);
 	return 0;
+}
+
+static CUevent group_event(const struct sluice_cuda_batch *group)
+{
+	return group->copied[group->large];
 }
 
 /*
@@ -105,7 +111,7 @@ static int group_follow(struct sluice_cuda_batch *group)
 
 	if (group->recorded)
 		return 0;
-	r = f->c->cu->EventRecord(group->copied, f->stream);
+	r = f->c->cu->EventRecord(group_event(group), f->stream);
 	if (r != CUDA_SUCCESS)
 		return cuda_broken(f->c, r, "cannot follow a copy to the device");
 	group->recorded = true;
@@ -128,7 +134,7 @@ static int feed_reap(struct sluice_cuda_feed *f, const struct sluice_cuda_batch 
 			int ret = group_follow(s->group);
 
 			if (!ret)
-				ret = cuda_event_fired(f->c, s->group->copied);
+				ret = cuda_event_fired(f->c, group_event(s->group));
 			if (ret <= 0)
 				return ret;
 			fired = s->group;
@@ -156,10 +162,10 @@ static int slot_wait_copied(struct sluice_cuda_batch *s)
 	ret = group_follow(s->group);
 	if (ret)
 		return ret;
-	ret = cuda_event_fired(f->c, s->group->copied);
+	ret = cuda_event_fired(f->c, group_event(s->group));
 	if (!ret) {
 		start = cuda_now();
-		ret = cuda_event_wait(f->c, s->group->copied, SLUICE_FOREVER);
+		ret = cuda_event_wait(f->c, group_event(s->group), s->group->large, SLUICE_FOREVER);
 		f->st.stalls++;
 		f->st.stall_ns += cuda_now() - start;
 	}
@@ -177,7 +183,7 @@ static int slot_grow(struct sluice_cuda_batch *s, uint64_t bytes)
 	int ret;
 
 	if (s->has_passed) {
-		ret = cuda_event_wait(f->c, s->passed, SLUICE_FOREVER);
+		ret = cuda_event_wait(f->c, s->passed, false, SLUICE_FOREVER);
 		if (ret)
 			return ret;
 		s->has_passed = false;
@@ -318,6 +324,7 @@ static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
 	if (ret && ret != -EAGAIN && !f->stash)
 		err_keep(f, ret);
 	last->recorded = false;
+	last->large = bytes >= PROMPT_BYTES;
 	for (s = members; s; s = s->next) {
 		s->group = last;
 		s->fly = NULL;
@@ -325,8 +332,8 @@ static int group_start(struct sluice_cuda_feed *f, uint64_t deadline)
 		f->flight.tail = &s->fly;
 	}
 	ret = group_follow(last);
-	if (!ret && last->ticket && bytes >= PROMPT_BYTES) {
-		CUresult r = cuda_ticket_arm(f->c, last->ticket, last->copied, f->reap);
+	if (!ret && last->ticket && last->large) {
+		CUresult r = cuda_ticket_arm(f->c, last->ticket, group_event(last), f->reap);
 
 		if (r != CUDA_SUCCESS)
 			ret = cuda_broken(f->c, r, "cannot follow a copy to the device");
@@ -411,11 +418,12 @@ static void feed_destroy(struct sluice_cuda_feed *f, bool alive)
 		if (!alive)
 			continue;
 		if (s->has_passed)
-			cu->EventSynchronize(s->passed);
+			cuda_event_wait(f->c, s->passed, false, SLUICE_FOREVER);
 		if (s->dev)
 			cu->MemFree(s->dev);
-		if (s->copied)
-			cu->EventDestroy(s->copied);
+		for (int large = 0; large < 2; large++)
+			if (s->copied[large])
+				cu->EventDestroy(s->copied[large]);
 		if (s->passed)
 			cu->EventDestroy(s->passed);
 	}
@@ -478,7 +486,7 @@ static int batch_hand_out(struct sluice_cuda_feed *f, struct sluice_cuda_batch *
 	if (ret)
 		return ret;
 	if (s->ticket && stream != f->stream)
-		r = f->c->cu->StreamWaitEvent(stream, s->group->copied, CU_EVENT_WAIT_DEFAULT);
+		r = f->c->cu->StreamWaitEvent(stream, group_event(s->group), CU_EVENT_WAIT_DEFAULT);
 	if (r != CUDA_SUCCESS)
 		return cuda_broken(f->c, r, "cannot make the stream wait for a copy");
 	queue_take(&f->ready);

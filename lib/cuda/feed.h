@@ -27,11 +27,12 @@ struct sluice_cuda_batch {
 	enum cuda_slot_state state;
 	CUdeviceptr dev;
 	uint64_t dev_bytes;
-	CUevent copied; /* recorded behind the last copy of a group */
-	bool recorded; /* .copied was, since the group was begun */
+	CUevent copied[2]; /* recorded behind the last copy of a group: a small one, a large one */
+	bool large; /* which of them */
+	bool recorded; /* it was, since the group was begun */
 	CUevent passed; /* the caller's stream has got past its use */
 	bool has_passed;
-	struct sluice_cuda_batch *group; /* whose .copied tells about this copy */
+	struct sluice_cuda_batch *group; /* whose event tells about this copy */
 	struct cuda_ticket *ticket; /* holds the extent while the copy runs */
 	struct sluice_batch *kept; /* holds it until the release, for large blobs */
 	uint64_t first; /* of the payload bytes that were copied: they stand at .dev */

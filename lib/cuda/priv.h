@@ -104,8 +104,17 @@ int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what);
  * with it the copy), 0 when not, or a negative errno.
  */
 int cuda_event_fired(struct sluice_cuda *c, CUevent ev);
+/*
+ * How an event is made: one that the host can sleep on interrupts a CPU whenever it fires, awaited or
+ * not, which takes longer than a small copy.
+ */
+static inline unsigned int cuda_event_flags(bool interrupts)
+{
+	return CU_EVENT_DISABLE_TIMING | (interrupts ? CU_EVENT_BLOCKING_SYNC : 0);
+}
+
 /* Wait for it: @deadline is absolute, 0 does not wait. */
-int cuda_event_wait(struct sluice_cuda *c, CUevent ev, uint64_t deadline);
+int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t deadline);
 
 uint64_t cuda_now(void);
 /* The library's timeout as 0, SLUICE_FOREVER or CLOCK_MONOTONIC | SLUICE_ABSTIME. */

@@ -198,26 +198,72 @@ static void wait_eventfd(int fd)
 	CHECK(read(fd, &n, sizeof(n)) == sizeof(n));
 }
 
-/*
- * Nothing else runs where the worker spins.  The driver's threads are made later and stay with us;
- * a CPU's sibling is most often its neighbour, which nobody uses then.
- */
-static void worker_apart(bool worker)
+/* The CPUs that the GPU has interrupted. */
+static void interrupted(cpu_set_t *set)
 {
-	cpu_set_t set, mine;
-	int cpu = -1;
+	FILE *f = fopen("/proc/interrupts", "re");
+	char *line = NULL;
+	size_t room = 0;
+	int cpus = 0, cpu[CPU_SETSIZE];
 
+	CPU_ZERO(set);
+	if (!f)
+		return;
+	/* The first line names the columns, the others end in the name of a driver. */
+	if (getline(&line, &room, f) > 0)
+		for (char *at = line; cpus < CPU_SETSIZE && (at = strstr(at, "CPU")); at += 3)
+			cpu[cpus++] = atoi(at + 3);
+	while (getline(&line, &room, f) > 0) {
+		char *at = strchr(line, ':');
+
+		if (!at || !strstr(at, "nvidia"))
+			continue;
+		at++;
+		for (int i = 0; i < cpus; i++)
+			if (strtoull(at, &at, 10) && cpu[i] < CPU_SETSIZE)
+				CPU_SET(cpu[i], set);
+	}
+	free(line);
+	fclose(f);
+}
+
+/*
+ * Nothing else runs where the worker spins, if possible not even interrupts.  The driver's threads are
+ * made later and stay with us; a CPU's sibling is most often its neighbour, which nobody uses then.
+ */
+static int apart;
+
+static void apart_choose(void)
+{
+	cpu_set_t set, busy;
+
+	apart = -1;
+	interrupted(&busy);
 	CHECK_OK(sched_getaffinity(0, sizeof(set), &set));
 	if (CPU_COUNT(&set) < 8)
 		return;
 	for (int i = 0; i < CPU_SETSIZE; i++)
-		if (CPU_ISSET(i, &set))
-			cpu = i;
-	CPU_ZERO(&mine);
-	CPU_SET(cpu, &mine);
-	CPU_CLR(cpu, &set);
-	CPU_CLR(cpu ^ 1, &set);
-	CHECK_OK(sched_setaffinity(0, sizeof(set), worker ? &mine : &set));
+		if (CPU_ISSET(i, &set) &&
+		    (apart < 0 || !CPU_ISSET(i, &busy) || CPU_ISSET(apart, &busy)))
+			apart = i;
+	fprintf(stderr, "# the workers spin on CPU %d, which the GPU has %s\n", apart,
+		CPU_ISSET(apart, &busy) ? "interrupted" : "never interrupted");
+}
+
+static void worker_apart(bool worker)
+{
+	cpu_set_t set;
+
+	if (apart < 0)
+		return;
+	CHECK_OK(sched_getaffinity(0, sizeof(set), &set));
+	CPU_CLR(apart, &set);
+	CPU_CLR(apart ^ 1, &set);
+	if (worker) {
+		CPU_ZERO(&set);
+		CPU_SET(apart, &set);
+	}
+	CHECK_OK(sched_setaffinity(0, sizeof(set), &set));
 }
 
 /*
@@ -366,6 +412,7 @@ void bench_doorbell(void)
 	};
 	void *dev;
 
+	apart_choose();
 	for (size_t i = 0; i < ARRAY_SIZE(bells); i++)
 		bell_fork(&bells[i]);
 	worker_apart(false);

@@ -6,7 +6,7 @@
 
 #include "bench.h"
 
-#define ROUND_NS (300 * MSEC)
+#define ROUND_NS (200 * MSEC)
 
 struct drain {
 	struct sluice_arena *a;

@@ -2,7 +2,7 @@
 /* Host to device, against cudaMemcpyAsync from cudaMallocHost memory. */
 #include "bench.h"
 
-#define ROUND_NS (300 * MSEC)
+#define ROUND_NS (200 * MSEC)
 
 struct feed {
 	struct sluice_cuda *c;
@@ -197,20 +197,18 @@ void bench_copies(void)
 #define PRODUCERS 8
 #define SLOTS	  18
 #define CYCLES	  6
-#define CYCLE_NS  (700 * MSEC)
+#define CYCLE_NS  (600 * MSEC)
+#define SETTLE	  8 /* batches, after which what took them before no longer shows */
 /* In 200 tensors that begin where pieces of the same size would, without gaps between them. */
 #define TENSORS 200
 #define SPLIT	(BATCH_BYTES / TENSORS / 256 * 256)
 
-/*
- * Batches that arrive in a while, from one arrival to another, behind as many as may have been
- * written before it began.
- */
-static double fed_rate(struct feed *f, uint64_t ns)
+/* Batches that arrive in a while, from one arrival to another, behind those of @settle. */
+static double fed_rate(struct feed *f, int settle, uint64_t ns)
 {
 	uint64_t start, end, n = 0;
 
-	for (int i = 0; i < SLOTS + PRODUCERS; i++)
+	while (settle--)
 		feed_turn(f);
 	start = now_ns();
 	do {
@@ -233,7 +231,7 @@ static double ceiling_rate(struct crew *c, struct bare *p, uint64_t ns)
 
 	for (int i = 0; p && i < 2; i++)
 		CHECK_CUDA(cudaEventRecord(p->done[i], p->s));
-	for (int i = -SLOTS - PRODUCERS;; i++) {
+	for (int i = -SETTLE;; i++) {
 		CHECK_OK(sluice_channel_next(c->in, &b, SLUICE_FOREVER));
 		sluice_batch_release(b);
 		end = now_ns();
@@ -273,18 +271,19 @@ static void images_cycle(struct images *m, int cycle, struct crew *crew, struct 
 	double fed = 0, ceiling = 0, beside, whole = 0, parts = 0;
 
 	crew_restyle(crew, &image);
+	fed_rate(f, SLOTS, 0);
 	for (int turn = 0; turn < 2; turn++) {
 		if ((cycle + turn) % 2)
 			ceiling = ceiling_rate(crew, NULL, CYCLE_NS);
 		else
-			fed = fed_rate(f, CYCLE_NS);
+			fed = fed_rate(f, SETTLE, CYCLE_NS);
 	}
 	beside = ceiling_rate(crew, p, CYCLE_NS);
 	for (int turn = 0; turn < 2; turn++) {
 		const bool now = (cycle + turn) % 2;
 
 		crew_restyle(crew, now ? &split : &piece);
-		*(now ? &parts : &whole) = fed_rate(f, CYCLE_NS);
+		*(now ? &parts : &whole) = fed_rate(f, SLOTS + SETTLE, CYCLE_NS);
 	}
 	sample(&m->fed, fed);
 	sample(&m->ceiling, ceiling);
@@ -381,11 +380,11 @@ void bench_images(void)
 	feed_open(&f, &crew, 4, o.bytes);
 	bare_open(&p, o.bytes);
 	/* The first touches of producers and arena are over before anything is measured. */
-	fed_rate(&f, SEC);
+	fed_rate(&f, SLOTS, SEC);
 	idle_row(&f);
 	feed_sync(&f);
 	for (int i = 0; i < REPEATS; i++)
-		sample(&pcie, bare_rate(&p, ROUND_NS / 2));
+		sample(&pcie, bare_rate(&p, ROUND_NS));
 	m.pcie = median(&pcie);
 	for (int i = 0; i < CYCLES; i++)
 		images_cycle(&m, i, &crew, &f, &p);

@@ -196,5 +196,6 @@ bench | all)
 	run_bench
 	;;
 esac
+rm -rf "$out/tree"
 say "exit status $status"
 exit $status

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """Results as TAP, in the file named by --tap; memory and processes looked after between tests."""
+import faulthandler
 import gc
 import multiprocessing
 import os
 import signal
 import sys
+import time
 
 import pytest
 
 # Who starts this in the background may have had interrupts ignored, and so would all children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Forked children inherit it: what hangs says where.
+faulthandler.register(signal.SIGUSR1)
 
 
 def pytest_addoption(parser):
     parser.addoption("--tap", help="write TAP to this file")
+    parser.addoption("--limit", type=float, default=300, help="seconds that a test may take")
 
 
 class _Tap:
@@ -27,6 +32,11 @@ class _Tap:
         self.out.write("%sok %d - %s%s\n" % ("" if ok else "not ", self.n, name, why))
         self.out.flush()
 
+    def note(self, text):
+        for line in text.splitlines():
+            self.out.write("# %s\n" % line)
+        self.out.flush()
+
     def pytest_runtest_logreport(self, report):
         name = report.nodeid.split("/")[-1].replace("#", "")
         if report.skipped:
@@ -34,15 +44,15 @@ class _Tap:
             self.result(True, name, " # SKIP " + str(why).replace("Skipped: ", ""))
         elif report.failed:
             self.result(False, name)
-            for line in report.longreprtext.splitlines():
-                self.out.write("# %s\n" % line)
+            self.note(report.longreprtext)
+            self.note(report.capstderr)
         elif report.when == "call":
             self.result(True, name)
 
     def pytest_collectreport(self, report):
         if report.failed:
             self.result(False, "collect " + report.nodeid)
-            self.out.write("# %s\n" % str(report.longrepr).replace("\n", "\n# "))
+            self.note(str(report.longrepr))
 
     def pytest_sessionfinish(self):
         self.out.write("1..%d\n" % self.n)
@@ -50,8 +60,10 @@ class _Tap:
 
 
 def pytest_configure(config):
+    # While a test runs, its standard error is a file that nobody sees who does not live to read it.
+    config.unseized_stderr = os.dup(2)
     path = config.getoption("--tap")
-    if path:
+    if path and not hasattr(config, "workerinput"):  # pytest-xdist's workers only report
         config.pluginmanager.register(_Tap(path))
 
 
@@ -59,6 +71,64 @@ def pytest_collection_finish():
     # What torch brought along need not be walked again after every test.
     gc.collect()
     gc.freeze()
+
+
+def _stat(pid):
+    """(parent, state), or None for a process that is gone."""
+    try:
+        with open("/proc/%s/stat" % pid) as f:
+            state, parent = f.read().rsplit(")", 1)[1].split()[:2]
+    except OSError:
+        return None
+    return int(parent), state
+
+
+def _descendants():
+    stats = {int(p): _stat(p) for p in os.listdir("/proc") if p.isdigit()}
+    found = {os.getpid()}
+    while True:
+        more = {p for p, s in stats.items() if s and s[0] in found and s[1] != "Z"} - found
+        if not more:
+            return found - {os.getpid()}
+        found |= more
+
+
+def _says_where(pid):
+    """Whether SIGUSR1 makes it print its stacks; another process would die of it."""
+    try:
+        with open("/proc/%d/status" % pid) as f:
+            caught = next(int(line.split()[1], 16) for line in f if line.startswith("SigCgt:"))
+    except OSError:
+        return False
+    return bool(caught >> (signal.SIGUSR1 - 1) & 1)
+
+
+def _give_up(limit):
+    """The test takes too long: all stacks to its standard error, no child is left."""
+    children = _descendants()
+    faulthandler.dump_traceback()
+    for pid in filter(_says_where, children):
+        os.write(2, b"\nchild %d:\n" % pid)
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.2)
+    for pid in children:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    pytest.fail("takes longer than %g s" % limit)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    limit = item.config.getoption("--limit")
+    signal.signal(signal.SIGALRM, lambda *_: _give_up(limit))
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    # Where even signal handlers do not run, the process ends.
+    faulthandler.dump_traceback_later(limit + 10, exit=True, file=item.config.unseized_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,9 @@ import statistics
 import sys
 import time
 
+# What is so much slower than the best of its rows takes most of the time, and a round tells enough.
+SLOW = 8
+
 
 class Report:
     def __init__(self, name, argv=None, **options):
@@ -24,17 +27,24 @@ class Report:
         self.load = os.getloadavg()[0]
 
     def alternate(self, forms, unit, rounds=None, **notes):
-        """Run every form once in each round; forms is {label: function that returns a rate}."""
+        """Run every form once in each round; forms is {label: function that returns a rate}.
+
+        A form that reaches less than a SLOW-th of the best has the first round's value alone.
+        """
         got = {label: [] for label in forms}
         skipped = {}
+        slow = set()
         for _ in range(rounds or self.args.rounds):
             for label, fn in forms.items():
-                if label in skipped:
+                if label in skipped or label in slow:
                     continue
                 try:
                     got[label].append(fn())
                 except ImportError as e:
                     skipped[label] = str(e)
+            if unit.endswith("/s"):
+                best = max((v[0] for v in got.values() if v), default=0)
+                slow = {label for label, v in got.items() if v and v[0] < best / SLOW}
         for label, values in got.items():
             row = {"form": label, "unit": unit, **notes}
             if label in skipped:

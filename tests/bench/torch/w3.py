@@ -8,7 +8,8 @@ from side import Report, memcpy_rate
 
 
 def main():
-    r = Report("W3", seconds=2.0, workers=2, batch=32, gpu_workers="8,12", size=1024, only="")
+    workers = {"workers": 2, "gpu_workers": "8,12"}
+    r = Report("W3", seconds=2.0, batch=32, size=1024, only="", custom_rounds=2, **workers)
     a = r.args
     ds = Images((3, a.size, a.size))
     row = 12 * a.size * a.size
@@ -17,12 +18,9 @@ def main():
     def wanted(what):
         return not a.only or what in a.only.split(",")
 
-    def only_copy(workers):
-        return bounds.best_memcpy(workers, row, a.batch, a.seconds)
-
     if wanted("default"):
         forms = pair(ds, a.seconds, **kw)
-        forms["bound: workers only copy"] = lambda: only_copy(a.workers)
+        forms["bound: workers only copy"] = bounds.best_memcpy(a.workers, row, a.batch, a.seconds)
         note = {"batch": "%d MB" % (a.batch * row // 10**6)}
         got = r.alternate(forms, "batches/s", collate="default", **note)
         limit = got["bound: workers only copy"] / got["stock"]
@@ -50,7 +48,7 @@ def main():
     if wanted("private"):
         forms = pair(ds, a.seconds, collate=loaders.collate_private, **kw)
         forms["sluice, default collate"] = pair(ds, a.seconds, **kw)["sluice"]
-        got = r.alternate(forms, "batches/s", collate="private")
+        got = r.alternate(forms, "batches/s", a.custom_rounds, collate="private")
         # No slower than the default collate and one memcpy of the batch after each other.
         copy = memcpy_rate(a.batch * row)
         least = 1 / (1 / got["sluice, default collate"] + 1 / (copy * a.workers))
@@ -59,7 +57,8 @@ def main():
         arena = loaders.sluice.torch.arena_collate
         forms = pair(ds, a.seconds, collate=loaders.collate_shared, ours_collate=arena, **kw)
         forms["sluice, default collate"] = pair(ds, a.seconds, **kw)["sluice"]
-        got = r.alternate(forms, "batches/s", collate="straight into shared memory")
+        note = {"collate": "straight into shared memory"}
+        got = r.alternate(forms, "batches/s", a.custom_rounds, **note)
         ratio = got["sluice"] / got["sluice, default collate"]
         r.goal("shared collate / our default", ratio, 0.9)
     if not wanted("pickle"):

@@ -58,9 +58,9 @@ def main():
     opt = torch.optim.SGD(net.parameters(), 0.01)
     kw = {"batch_size": a.batch, "multiprocessing_context": "fork"}
 
-    def run(batches):
+    def run(batches, workers=a.workers):
         # every worker's first batches, and the memory for them, before the clock runs
-        return lambda: steps(batches(), net, opt, a.seconds, 2 * a.workers)
+        return lambda: steps(batches(), net, opt, a.seconds, 2 * workers + 2)
 
     def stock(workers, pin):
         if not workers:
@@ -76,8 +76,8 @@ def main():
     fixed = torch.rand(a.batch, 3, 512, 512, device="cuda")
     got = r.alternate(
         {
-            "ceiling: batch on the GPU": run(lambda: iter(lambda: fixed, None)),
-            "stock, single process": run(lambda: stock(0, False)),
+            "ceiling: batch on the GPU": run(lambda: iter(lambda: fixed, None), 0),
+            "stock, single process": run(lambda: stock(0, False), 0),
             "stock, workers": run(lambda: stock(a.workers, False)),
             "stock, pinned and non-blocking": run(lambda: stock(a.workers, True)),
             "sluice CudaFeed": run(feed),

@@ -66,7 +66,7 @@ def main():
         return timed(lambda i: net(), a.seconds)
 
     def inline():
-        return timed(lambda i: digest({"out": net().cpu()}, i), a.stock_seconds)
+        return timed(lambda i: digest({"out": net().cpu()}, i), a.stock_seconds, warm=1)
 
     def pool():
         import multiprocessing
@@ -79,7 +79,7 @@ def main():
                 while len(jobs) > a.workers:
                     jobs.pop(0).get()
 
-            return timed(step, a.stock_seconds, lambda: [j.get() for j in jobs])
+            return timed(step, a.stock_seconds, lambda: [j.get() for j in jobs], warm=1)
 
     def egress():
         with sluice.torch.Egress(digest, workers=a.workers) as out:
@@ -103,7 +103,7 @@ def main():
                 host[i % 2].copy_(out, non_blocking=True)
             out.record_stream(stream)
 
-        return timed(step, a.seconds)
+        return timed(step, a.stock_seconds)
 
     got = r.alternate(
         {

@@ -66,6 +66,17 @@ $(B)/peers/bin/python:
 	done
 	$(Q)mv $(B)/peers.new $(B)/peers
 
+# The same for the Python of another host, to be carried there; Ray is 200 MB and stays behind.
+PEERS_FOR ?= 3.12
+PEERS_SITE := $(B)/peers$(subst .,,$(PEERS_FOR))/site
+.PHONY: bench-peers
+bench-peers:
+	$(call say,PIP,$(PEERS_SITE))
+	$(Q)rm -rf $(PEERS_SITE)
+	$(Q)$(PYTHON) -m pip install -q --disable-pip-version-check --no-compile --no-deps \
+		--only-binary=:all: --python-version $(PEERS_FOR) --target $(PEERS_SITE) \
+		spdl-core iceoryx2 flatbuffers
+
 # Stock and sluice in one run; the rows that need a GPU say so where there is none.
 .PHONY: bench-torch bench-torch-gpu
 bench-torch: $(B)/peers/bin/python

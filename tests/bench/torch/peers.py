@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
-"""W9's items of 32 MiB through what others have: SPDL's pool, Ray's object store, iceoryx2, torch.
+"""W9's items of 32 MiB, and a batch of W2 and of W3, through what others have: SPDL's pool, Ray's
+object store, iceoryx2, torch.
 
-What arrives is of the kind that was sent: SPDL and iceoryx2, which hand out views of their memory,
-make bytes of them where bytes were sent.  A peer that is not installed, or that does not work here,
-has a row that says why.  Every measurement is a process of its own, so none finds what another left
-behind.
+What arrives is of the kind that was sent, but for the rows of "bytes as a view".  SPDL and iceoryx2
+hand out views of their memory where bytes were sent, and sluice bytes objects: for "bytes" they
+make bytes objects of them, and for "bytes as a view" sluice is given an array of the same memory
+and hands out an array over the extent.  W2's batch is a tensor of 64 x 2048 int64 and a list of 64
+strings of 8 KiB, W3's a tensor of 32 x 12 MiB, each made once: no collating is in it.
+
+A peer that is not installed, or that does not work here, has a row that says why.  Every
+measurement is a process of its own, so none finds what another left behind.
 """
 import functools
 import importlib.metadata
@@ -20,10 +25,52 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import w9  # noqa: E402
 from side import Report  # noqa: E402
-from w9 import BYTES, payload, timed  # noqa: E402
+from w9 import BYTES  # noqa: E402
 
-KINDS = ("bytes", "numpy", "torch")
+VIEW, TOKENS, IMAGES = "bytes as a view", "W2 ids and text", "W3 images"
+KINDS = ("bytes", VIEW, "numpy", "torch", TOKENS, IMAGES)
+SIZES = {TOKENS: 64 * (2048 * 8 + 8192), IMAGES: 32 * (12 << 20)}
 PACKAGES = {"SPDL": "spdl-core", "Ray": "ray", "iceoryx2": "iceoryx2"}
+
+
+def payload(kind, view=None):
+    """view makes of the bytes what whoever sends them hands out as a view."""
+    import torch
+
+    if kind == TOKENS:
+        text = ["%08d" % i * 1024 for i in range(64)]
+        return {"ids": torch.arange(64 * 2048).reshape(64, 2048), "text": text}
+    if kind == IMAGES:
+        return torch.rand(32, 3, 1024, 1024)
+    if kind == VIEW:
+        return view(w9.payload("bytes")) if view else w9.payload("bytes")
+    return w9.payload(kind)
+
+
+def timed(get, kind, seconds):
+    """MB/s of this kind of payload."""
+    return w9.timed(get, seconds) * SIZES.get(kind, BYTES) / BYTES
+
+
+def produce(q, kind, view):
+    import torch
+
+    torch.set_num_threads(1)
+    obj = payload(kind, view)
+    while True:
+        q.put(obj.clone() if kind == "torch" else obj)
+
+
+def through(ctx, kind, seconds, view=None):
+    q = ctx.Queue(4)
+    p = ctx.Process(target=produce, args=(q, kind, view), daemon=True)
+    p.start()
+    try:
+        return timed(q.get, kind, seconds)
+    finally:
+        p.kill()
+        p.join()
+        q.close()
 
 
 class Source:
@@ -41,15 +88,15 @@ class Source:
 def spdl(kind, seconds):
     from spdl.pipeline import SharedMemorySegmentPool, iterate_in_subprocess
 
-    pool = SharedMemorySegmentPool(BYTES + 4096, w9.SEGMENTS)
+    size = SIZES.get(kind, BYTES)
+    pool = SharedMemorySegmentPool(size + 4096, w9.SEGMENTS if size <= BYTES else 4)
     items = iterate_in_subprocess(
         functools.partial(Source, kind), buffer_size=4, mp_context="fork", daemon=True, arena=pool
     )
     it = iter(items)
     try:
-        if kind == "bytes":
-            return timed(lambda: bytes(next(it)), seconds)
-        return timed(lambda: next(it), seconds)
+        get = (lambda: bytes(next(it))) if kind == "bytes" else lambda: next(it)
+        return timed(get, kind, seconds)
     finally:
         pool.close()
         pool.unlink()
@@ -59,8 +106,9 @@ def ray(kind, seconds):
     import ray
 
     ray.init(
-        num_cpus=2, include_dashboard=False, object_store_memory=16 * BYTES, log_to_driver=False,
-        logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
+        num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=max(16 * BYTES, 6 * SIZES.get(kind, 0)),
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}},
     )  # fmt: skip
     try:
 
@@ -79,7 +127,7 @@ def ray(kind, seconds):
             flying.append(producer.make.remote())
             return ray.get(flying.pop(0))
 
-        return timed(get, seconds)
+        return timed(get, kind, seconds)
     finally:
         ray.shutdown()
 
@@ -114,7 +162,7 @@ def _iceoryx_produce(name, kind):
     obj = payload(kind)
     while True:
         src = obj.clone().numpy() if kind == "torch" else obj
-        address = src if kind == "bytes" else src.ctypes.data
+        address = src if isinstance(src, bytes) else src.ctypes.data
         sample = publisher.loan_slice_uninit(BYTES)
         ctypes.memmove(sample.payload().as_ptr(), address, BYTES)
         sample.assume_init().send()
@@ -147,7 +195,7 @@ def iceoryx2(kind, seconds):
             time.sleep(0)
 
     try:
-        return timed(get, seconds)
+        return timed(get, kind, seconds)
     finally:
         p.kill()
         p.join()
@@ -161,19 +209,22 @@ def torch_queue(strategy, kind, seconds):
     import torch.multiprocessing
 
     torch.multiprocessing.set_sharing_strategy(strategy)
-    return w9.through(torch.multiprocessing.get_context("fork"), kind, seconds)
+    return through(torch.multiprocessing.get_context("fork"), kind, seconds)
 
 
 def stock(kind, seconds):
     import multiprocessing
 
-    return w9.through(multiprocessing.get_context("fork"), kind, seconds)
+    return through(multiprocessing.get_context("fork"), kind, seconds)
 
 
 def ours(kind, seconds):
+    import numpy
+
     import sluice
 
-    return w9.through(sluice.context("fork"), kind, seconds)
+    view = functools.partial(numpy.frombuffer, dtype=numpy.uint8)
+    return through(sluice.context("fork"), kind, seconds, view)
 
 
 FORMS = {
@@ -189,9 +240,11 @@ FORMS = {
 # What is for some kinds only.
 ONLY = {
     "multiprocessing.Queue": ("bytes", "numpy"),
-    "torch, file_descriptor": ("torch",),
-    "torch, file_system": ("torch",),
+    "torch, file_descriptor": ("torch", TOKENS, IMAGES),
+    "torch, file_system": ("torch", TOKENS, IMAGES),
     "shared_memory by hand": ("numpy",),
+    "Ray": ("bytes", "numpy", "torch", TOKENS, IMAGES),
+    "iceoryx2": ("bytes", VIEW, "numpy", "torch"),  # flat memory
 }
 
 

@@ -188,13 +188,13 @@ static int header_init(struct shm_header *h, const struct sluice_arena_opts *o)
 	uint64_t limit;
 	struct stat st;
 
+	if (!o->data_bytes || o->data_bytes > 1ULL << 50)
+		return sluice_fail(EINVAL, "arena: %llu data bytes, must be 1 to 2^50",
+				   (unsigned long long)o->data_bytes);
 	if (block < MIN_BLOCK || block > MAX_BLOCK || block & (block - 1))
 		return sluice_fail(EINVAL,
 				   "arena: block size %llu is not a power of two from %u to %u",
 				   (unsigned long long)block, MIN_BLOCK, MAX_BLOCK);
-	if (!o->data_bytes || o->data_bytes > 1ULL << 50)
-		return sluice_fail(EINVAL, "arena: %llu data bytes, must be 1 to 2^50",
-				   (unsigned long long)o->data_bytes);
 	h->magic = SHM_MAGIC;
 	h->abi_major = SHM_ABI_MAJOR;
 	h->abi_minor = SHM_ABI_MINOR;

@@ -39,10 +39,11 @@ def test_sizes():
 
 
 def test_too_large_is_refused_at_create():
-    with pytest.raises(OSError) as e:
-        sluice.Arena(1 << 50)
-    assert e.value.errno in (errno.ENOMEM, errno.EINVAL)
-    assert str(1 << 50) in str(e.value)
+    for size in (1 << 50, 1 << 62, 2**64 - 1):
+        with pytest.raises(OSError) as e:
+            sluice.Arena(size)
+        assert e.value.errno in (errno.ENOMEM, errno.EINVAL)
+        assert str(size) in str(e.value)
 
 
 def test_sizes_of_too_many_bits_are_refused(arena):

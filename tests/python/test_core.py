@@ -262,6 +262,47 @@ def _asleep(ch):
         time.sleep(0.001)
 
 
+def test_batch_and_its_channel(arena):
+    """What is being written keeps the endpoint, unless somebody closes it."""
+    batch = arena.channel("c", 2).begin(8, 1)
+    gc.collect()
+    np.asarray(batch.add("x", (0, 64), (1,)))[0] = 7
+    with arena.channel("c", create=False, produce=False) as c:
+        batch.publish()
+        assert np.asarray(c.next(1)["x"]) == 7
+    before = free_bytes(arena)
+    for finish in (lambda b: b.publish(), lambda b: b._raw.seal()):
+        d = arena.channel("d", 2)
+        batch = d.begin(1000, 1)
+        d.close()
+        with pytest.raises(ValueError, match="the channel is closed"):
+            finish(batch)
+        batch.release()
+    del batch
+    assert free_bytes(arena) == before
+
+
+def test_publish_while_another_thread_waits_for_room(arena):
+    """The endpoint sleeps in that thread, whose room comes with what is published."""
+    with arena.channel("c", 1) as c, arena.channel("c", create=False, produce=False) as rx:
+        first, second = c.begin(1 << 20, 1), c.begin(2 << 20, 1)
+        got = []
+        t = threading.Thread(target=lambda: got.append(c.begin(3 << 20, 1, 20)))
+        t.start()
+        _asleep(c)
+        first.publish(timeout=1)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            second.publish(timeout=0.1)
+        assert time.monotonic() - begun < 5
+        rx.next(1).release()
+        second.publish(timeout=5)
+        rx.next(1).release()
+        t.join()
+        assert got[0].state == "writing"
+        got[0].release()
+
+
 def test_released_while_sharing_waits(arena):
     """What is shared was held when it was asked for: it goes, whoever lets go of it meanwhile."""
     with arena.channel("c", 1) as c, arena.channel("d", 2) as d:

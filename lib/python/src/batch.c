@@ -9,6 +9,7 @@ PyTypeObject *batch_type;
 
 struct py_batch {
 	PyObject_HEAD struct arena_ref *ar;
+	PyObject *channel; /* that it was begun on: what is being written needs the endpoint */
 	struct sluice_batch *writing; /* until published or aborted */
 	struct anchor *held; /* until released */
 	struct anchor *pieces; /* while writing: of memory that was handed out by piece() */
@@ -22,6 +23,7 @@ static struct py_batch *batch_alloc(struct arena_ref *ar)
 	if (!self)
 		return NULL;
 	self->ar = arena_ref_get(ar);
+	self->channel = NULL;
 	self->writing = NULL;
 	self->held = NULL;
 	self->pieces = NULL;
@@ -58,14 +60,17 @@ PyObject *batch_new_held(struct arena_ref *ar, struct sluice_batch *b)
 	return (PyObject *)self;
 }
 
-PyObject *batch_new_writing(struct arena_ref *ar, struct sluice_batch *b)
+PyObject *batch_new_writing(struct arena_ref *ar, PyObject *channel, struct sluice_batch *b)
 {
 	struct py_batch *self = batch_alloc(ar);
 
-	if (self)
-		self->writing = b;
-	else
+	if (!self) {
 		sluice_batch_abort(b);
+		return NULL;
+	}
+	Py_INCREF(channel);
+	self->channel = channel;
+	self->writing = b;
 	return (PyObject *)self;
 }
 
@@ -88,6 +93,7 @@ static void batch_dealloc(struct py_batch *self)
 	PyTypeObject *tp = Py_TYPE((PyObject *)self);
 
 	batch_drop(self);
+	Py_XDECREF(self->channel);
 	arena_ref_put(self->ar);
 	PyObject_Free(self);
 	Py_DECREF(tp);
@@ -109,6 +115,18 @@ static struct sluice_batch *batch_held(struct py_batch *self)
 struct sluice_batch *batch_held_of(PyObject *batch)
 {
 	return batch_held((struct py_batch *)batch);
+}
+
+PyObject *batch_again(PyObject *batch)
+{
+	struct py_batch *self = (struct py_batch *)batch, *again;
+
+	if (!batch_held(self))
+		return NULL;
+	again = batch_alloc(self->ar);
+	if (again)
+		again->held = anchor_get(self->held);
+	return (PyObject *)again;
 }
 
 static struct sluice_batch *batch_writing(struct py_batch *self)
@@ -224,28 +242,31 @@ static PyObject *batch_set_tag(struct py_batch *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *batch_publish(struct py_batch *self, PyObject *args)
+int batch_publish_to(PyObject *batch, uint64_t deadline, PyObject *alive)
 {
+	struct py_batch *self = (struct py_batch *)batch;
 	struct sluice_batch *b = batch_writing(self);
-	PyObject *timeout = Py_None;
-	uint64_t deadline;
 	int rc;
 
-	if (!b || !PyArg_ParseTuple(args, "|O", &timeout) || deadline_from(timeout, &deadline))
-		return NULL;
+	if (!b)
+		return -EINVAL;
 	/* Nobody else may publish it while the GIL is away. */
 	self->writing = NULL;
-	rc = sluice_batch_publish_timeout(b, 0);
-	while ((rc == -EINTR || rc == -ETIMEDOUT || rc == -EAGAIN) && !PyErr_CheckSignals() &&
-	       !deadline_passed(deadline)) {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
-		Py_END_ALLOW_THREADS;
-	}
-	if (!rc)
-		Py_RETURN_NONE;
-	self->writing = b;
-	return PyErr_Occurred() ? NULL : raise_errno(rc);
+	rc = channel_publish(self->channel, b, deadline, alive);
+	if (rc)
+		self->writing = b;
+	return rc;
+}
+
+static PyObject *batch_publish(PyObject *self, PyObject *args)
+{
+	PyObject *timeout = Py_None, *alive = Py_None;
+	uint64_t deadline;
+
+	if (!PyArg_ParseTuple(args, "|OO", &timeout, &alive) || deadline_from(timeout, &deadline) ||
+	    batch_publish_to(self, deadline, alive))
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 static PyObject *batch_seal(struct py_batch *self, PyObject *unused)
@@ -253,7 +274,7 @@ static PyObject *batch_seal(struct py_batch *self, PyObject *unused)
 	struct sluice_batch *b = batch_writing(self);
 	int rc;
 
-	if (!b)
+	if (!b || !channel_is_open(self->channel))
 		return NULL;
 	rc = sluice_batch_seal(b);
 	if (rc)
@@ -523,7 +544,7 @@ static PyMethodDef batch_methods[] = {
 	 "add(name, (code, bits), shape, strides=None): a View to write to."},
 	{"add_bytes", (PyCFunction)batch_add_bytes, METH_VARARGS, "add_bytes(name, data)"},
 	{"set_tag", (PyCFunction)batch_set_tag, METH_VARARGS, "Attach a number."},
-	{"publish", (PyCFunction)batch_publish, METH_VARARGS, "publish(timeout=None)"},
+	{"publish", (PyCFunction)batch_publish, METH_VARARGS, "publish(timeout=None, alive=None)"},
 	{"seal", (PyCFunction)batch_seal, METH_NOARGS, "Finish writing and hold the batch."},
 	{"write", (PyCFunction)batch_write, METH_VARARGS, "write(plan): one object"},
 	{"write_plan", (PyCFunction)batch_write_plan, METH_VARARGS, "write_plan(ptr, plan)"},

@@ -417,7 +417,7 @@ static PyObject *channel_begin(struct py_channel *self, PyObject *args)
 	if (!channel_enter(self, deadline))
 		return NULL;
 	if (!begin_wait(self, &b, &o, deadline, alive))
-		out = batch_new_writing(self->ar, b);
+		out = batch_new_writing(self->ar, (PyObject *)self, b);
 	channel_leave(self);
 	return out;
 }
@@ -484,6 +484,57 @@ static bool share(struct py_channel *self, struct sluice_batch *b, uint64_t dead
 	while (rc && wait_goes_on(rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_share(b, self->ch, deadline_slice(deadline));
+bool channel_is_open(PyObject *channel)
+{
+	struct py_channel *self = (struct py_channel *)channel;
+
+	if (self->ch && self->gen == fork_gen)
+		return true;
+	PyErr_SetString(PyExc_ValueError, "the channel is closed");
+	return false;
+}
+
+/*
+ * Publishing needs the endpoint for itself only when it has to sleep.  Another thread may have it
+ * for as long as it waits for room, and its consumer may be waiting for this very batch: so that
+ * thread is not waited for.
+ */
+static int publish_slice(struct py_channel *self, struct sluice_batch *b, uint64_t deadline)
+{
+	int rc;
+
+	if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+		PyThread_release_lock(self->lock);
+		return rc;
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	usleep(200);
+	Py_END_ALLOW_THREADS;
+	return self->ch ? sluice_batch_publish_timeout(b, 0) : -EAGAIN;
+}
+
+/* An error with an exception.  At first without a look at signals: mostly there is room. */
+int channel_publish(PyObject *channel, struct sluice_batch *b, uint64_t deadline, PyObject *alive)
+{
+	struct py_channel *self = (struct py_channel *)channel;
+	int rc;
+
+	if (!channel_is_open(channel))
+		return -EINVAL;
+	rc = sluice_batch_publish_timeout(b, 0);
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		if (!channel_is_open(channel))
+			return -EINVAL;
+		rc = publish_slice(self, b, deadline);
+	}
+	if (rc && !PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	return rc;
+}
+
 		Py_END_ALLOW_THREADS;
 	}
 	sluice_batch_release(b);

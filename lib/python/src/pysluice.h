@@ -109,13 +109,18 @@ PyObject *decode_item(struct anchor *an, const char *mem, uint64_t len, uint64_t
 
 /* batch.c */
 PyObject *batch_new_held(struct arena_ref *ar, struct sluice_batch *b);
-PyObject *batch_new_writing(struct arena_ref *ar, struct sluice_batch *b);
+PyObject *batch_new_writing(struct arena_ref *ar, PyObject *channel, struct sluice_batch *b);
 
 struct sluice_batch *batch_held_of(PyObject *batch); /* NULL with an exception */
+PyObject *batch_again(PyObject *batch); /* another object that holds the same */
+int batch_publish_to(PyObject *batch, uint64_t deadline, PyObject *alive);
 
 /* channel.c */
 PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_channel_opts *opts,
 		      bool create);
+
+bool channel_is_open(PyObject *channel); /* false with an exception */
+int channel_publish(PyObject *channel, struct sluice_batch *b, uint64_t deadline, PyObject *alive);
 
 /* arena.c */
 struct arena_ref *arena_of(PyObject *arena);

@@ -327,7 +327,7 @@ def test_released_while_sharing_waits(arena):
             d.publish({"x": np.arange(n)})
         batch, note = d.next(1), d.next(1)
         c.publish({"x": np.arange(2)})
-        args = note._raw, None, None, d._raw, batch._raw
+        args = note._raw, None, None, batch._raw, d._raw, []
         sharer = threading.Thread(target=c._raw.share_both, args=args)
         sharer.start()
         _asleep(c)

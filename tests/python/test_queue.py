@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """sluice.Queue in the place of multiprocessing.Queue."""
 import collections
+import errno
 import gc
 import os
 import pickle
@@ -16,7 +17,8 @@ import pytest
 from util import fds, maps
 
 import sluice
-from sluice import _store
+from sluice import _queue, _sluice, _store
+from sluice._codec import codec
 
 BIG = 1 << 20
 
@@ -476,4 +478,87 @@ def test_adopted_tensor():
     del t, got
     gc.collect()
     assert sum(a.stats()["held"] for a in _store.store().arenas) == 0
+    q.close()
+
+
+def interrupted(call, *args):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        call(*args)
+
+
+def _announced(q, obj):
+    """A batch whose message is out, as of a producer that is just about to publish it."""
+    plan = _sluice.encode(obj, codec)
+    source, batch = _store.store().begin(q._uid, plan.nbytes + 256, 1)
+    batch.write(plan)
+    q._sender().put(_sluice.encode(source, codec), _queue._STORED)
+    return batch
+
+
+def test_interrupted_get_loses_nothing():
+    """Between a message and its batch: or every later message would find another's batch."""
+    q = sluice.Queue()
+    for k in (1, 2):  # the second time the consumer knows the message
+        batch = _announced(q, np.full(BIG, k))
+        interrupted(q.get, True, 20)
+        assert q.qsize() == 1
+        batch.publish()
+        q.put(np.full(BIG, 10 * k))
+        assert [q.get(timeout=5)[-1] for _ in range(2)] == [k, 10 * k]
+        assert q.empty()
+    q.close()
+
+
+def test_consumer_short_of_descriptors_loses_nothing(monkeypatch):
+    q = sluice.Queue()
+    for k in (1, 2):
+        q.put(np.full(BIG, k))
+    with monkeypatch.context() as m:
+        m.setattr(_queue, "attach_by_id", _fail(OSError(errno.EMFILE, "too many open files")))
+        with pytest.raises(OSError, match="too many open files"):
+            q.get(timeout=5)
+    assert [q.get(timeout=5)[-1] for _ in range(2)] == [1, 2]
+    q.close()
+
+
+def _fail(error):
+    def fail(*args, **kw):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_interrupted_put_is_delivered_late(adopt, monkeypatch):
+    """What a message has announced has to follow, or every later one would mean another's batch."""
+    monkeypatch.setattr(_store, "DATA_CAPACITY", 2)
+    monkeypatch.setattr(_store, "_store", None)
+    q = sluice.Queue(8)
+    arrays = [np.full(BIG, k) for k in range(3)]
+    if adopt:
+        arrays = [q.adopt(a) for a in arrays]
+    q.put(arrays[0])
+    q.put(arrays[1])
+    interrupted(q.put, arrays[2])
+    got = [int(q.get(timeout=5)[-1]) for _ in range(2)]
+    q.join_thread()
+    q.put(np.full(BIG, 3))
+    got += [int(q.get(timeout=5)[-1]) for _ in range(2)]
+    assert got == [0, 1, 2, 3] and q.empty()
+    q.close()
+
+
+def test_feeder_that_failed_is_followed_by_another(monkeypatch):
+    q = sluice.Queue()
+    n = _queue.UNBOUNDED + 1
+    with monkeypatch.context() as m:
+        for k in range(n - 1):
+            q.put(k)
+        m.setattr(q, "_send_now", _fail(OSError(errno.EIO, "for once")))
+        q._backlog.append((_sluice.encode(n - 1, codec), _queue._INLINE, None))
+        q.put(n)
+        q.join_thread()
+    q.put(n + 1)
+    assert [q.get(timeout=10) for _ in range(n + 2)] == list(range(n + 2))
     q.close()

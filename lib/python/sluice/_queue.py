@@ -32,6 +32,9 @@ ROOM_TIMEOUT = 1.0
 # A queue that holds more large objects than this gets arenas as it fills.
 ARENA_OBJECTS_MAX = 16
 
+# What a consumer may have too little of when it attaches an arena; the object can be had later.
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 _INLINE, _STORED, _SPILLED = 0, 1, 2  # enum wire_tag
 
 # Consuming too: an object that is put after the death of every reader waits for the next one.
@@ -84,20 +87,6 @@ def _extent_of(array):
         return array.data_ptr(), array.shape, array.stride(), array.requires_grad
     except AttributeError:
         return array.ctypes.data, array.shape, array.strides, array.dtype
-
-
-class _Handover:
-    """Stands for a batch being written: publish() queues a reference to one that exists."""
-
-    def __init__(self, channel, batch):
-        self.channel = channel
-        self.batch = batch
-
-    def publish(self, timeout):
-        self.channel.share(self.batch, timeout, _alive)
-
-    def release(self):
-        pass
 
 
 # Channels that a child may not have opened yet: (endpoint, children that may).
@@ -168,9 +157,11 @@ class Queue:
         self._rx = None
         self._sources = {}
         self._known = {}  # the messages that name them
-        self._how = self._known, codec, _alive, Empty
+        self._owed = []  # messages whose get() was interrupted
+        self._how = self._known, codec, _alive, Empty, self._owed
         self._stays = False
         self._backlog = collections.deque()
+        self._late = []  # (batch, channel) that messages have announced already
         self._feeder = None
         self._lock = threading.Lock()
         self._counts = collections.Counter()
@@ -245,14 +236,17 @@ class Queue:
             return False
         self._handed_over += 1
         if note is None:
-            self._send(descriptor, _STORED, _Handover(channel, batch), block, timeout)
+            self._send(descriptor, _STORED, (batch, channel), block, timeout)
             return True
         if not self._stays:
             self._stay_at_exit()
         try:
-            self._tx.share_both(note, timeout if block else 0, _alive, channel, batch)
+            self._tx.share_both(note, timeout if block else 0, _alive, batch, channel, self._late)
         except TimeoutError:
             raise Full from None
+        finally:
+            if self._late:
+                self._feed_on()
         return True
 
     def put(self, obj, block=True, timeout=None):
@@ -291,7 +285,7 @@ class Queue:
         ex.batch.seal()
         self._counts["built in place"] += 1
         channel = st.channel_of(ex.source, self._uid)
-        self._send_stored(ex.source, _Handover(channel, ex.batch), block, timeout)
+        self._send_stored(ex.source, ex.batch, block, timeout, channel)
 
     def _put_large(self, st, plan, block, timeout):
         nbytes = plan.nbytes
@@ -309,11 +303,11 @@ class Queue:
         """As many as wait in the queue, one that is being written, one that is in use."""
         return max(ARENA_OBJECTS, min(self._maxsize + 2, ARENA_OBJECTS_MAX))
 
-    def _send_stored(self, source, batch, block, timeout):
+    def _send_stored(self, source, batch, block, timeout, channel=None):
         # The descriptor first: a consumer that gets it waits for the batch, and if this process
         # ends in between, the end of its stream tells.
         self._counts["stored"] += 1
-        self._send(_sluice.encode(source, codec), _STORED, batch, block, timeout)
+        self._send(_sluice.encode(source, codec), _STORED, (batch, channel), block, timeout)
 
     def _spill(self, st, plan, block, timeout):
         why = "no arena had room for %d bytes within %.1f s: %s" % (
@@ -328,55 +322,88 @@ class Queue:
         self._counts["spilled: no room"] += 1
         self._send(_sluice.encode(ref, codec), _SPILLED, None, block, timeout)
 
-    def _send(self, plan, tag, batch, block, timeout):
+    def _send(self, plan, tag, follows, block, timeout):
+        """follows: (batch, None) to publish, (batch, channel) to share, or None."""
         if tag != _INLINE and not self._stays:
             self._stay_at_exit()
         if self._maxsize:
             try:
-                self._send_now(plan, tag, batch, timeout if block else 0)
+                self._send_now(plan, tag, follows, timeout if block else 0)
             except TimeoutError:
-                if batch is not None:
-                    batch.release()
+                if follows is not None and follows[1] is None:
+                    follows[0].release()
                 raise Full from None
             return
         # Without a limit put() never waits: what the channel has no room for, a thread sends.
         if not self._backlog:
             try:
-                return self._send_now(plan, tag, batch, 0)
+                return self._send_now(plan, tag, follows, 0)
             except TimeoutError:
                 pass
         plan.settle()
-        with self._lock:
-            self._backlog.append((plan, tag, batch))
-            if self._feeder is None:
-                self._feeder = threading.Thread(
-                    target=self._feed, name="sluice-feeder", daemon=True
-                )
-                self._feeder.start()
-                self._stay_at_exit()
+        self._backlog.append((plan, tag, follows))
+        self._feed_on()
 
     def _sender(self):
         if self._tx is None:
             self._tx = self._arena._channel(self._uid, create=False, flags=_TX)
         return self._tx
 
-    def _send_now(self, plan, tag, batch, timeout):
-        self._sender().put(plan, tag, timeout, _alive)
-        if batch is not None:
-            batch.publish(None)
+    def _send_now(self, plan, tag, follows, timeout):
+        tx = self._sender()
+        if follows is None:
+            tx.put(plan, tag, timeout, _alive)
+            return
+        try:
+            tx.announce(plan, tag, timeout, _alive, *follows, self._late)
+        finally:
+            if self._late:
+                self._feed_on()
+
+    def _feed_on(self):
+        with self._lock:
+            if self._feeder is not None:
+                return
+            feeder = threading.Thread(target=self._feed, name="sluice-feeder", daemon=True)
+            feeder.start()
+            self._feeder = feeder
+        self._stay_at_exit()
 
     def _feed(self):
+        why = None
         try:
             while True:
                 with self._lock:
-                    if not self._backlog:
+                    if not self._backlog and not self._late:
                         self._feeder = None
                         return
-                    entry = self._backlog[0]
-                self._send_now(*entry, None)
-                self._backlog.popleft()
+                if self._late:
+                    self._follow(*self._late[0])
+                    del self._late[0]
+                else:
+                    self._send_now(*self._backlog[0], None)
+                    self._backlog.popleft()
         except (ParentDied, ValueError, OSError) as e:
-            util.debug("sluice: the feeder of %r ends: %s", self, e)
+            why = e
+        # What is left waits for the next put().
+        with self._lock:
+            self._feeder = None
+        util.debug("sluice: the feeder of %r ends: %s", self, why)
+
+    def _follow(self, batch, channel):
+        """Interrupted when its message was out: a consumer may be waiting for it."""
+        while True:
+            try:
+                if channel is None:
+                    batch.publish(None, _alive)
+                else:
+                    channel.share(batch, None, _alive)
+                return
+            except OSError as e:
+                if e.errno != errno.ENOSPC:  # so many references at a time
+                    raise
+            _alive()
+            time.sleep(0.001)
 
     # ------------------------------------------------------------------ get
 
@@ -410,26 +437,33 @@ class Queue:
         left = None if deadline is None else max(deadline - time.monotonic(), 0)
         return self._rx.take(left, self._how, self)
 
-    def _first(self, tag, message, value):
-        """The object that a message means, where C has not seen the like of it before."""
-        if tag == _STORED:
-            return self._take(message, *value)
-        return self._take_spilled(*value)
-
-    def _take(self, message, pid, fd, data_fd, arena_id):
+    def _source(self, message, value):
+        """The channel that a message names which C has not seen the like of before."""
+        pid, fd, data_fd, arena_id = value
         ch = self._sources.get(arena_id)
         if ch is None:
-            ch = self._attach(pid, fd, data_fd, arena_id)
+            try:
+                ch = self._attach(pid, fd, data_fd, arena_id)
+            except OSError as e:
+                if e.errno in _SHORT:
+                    self._owed.append(message)
+                raise
         self._known[message] = ch
+        return ch
+
+    def _no_more(self, message, value):
+        """The stream ended before the object that a message means."""
+        pid, _, _, arena_id = value
+        self._known.pop(message, None)
+        ch = self._sources.pop(arena_id, None)
         try:
-            batch = ch.next(None, _alive)
+            if ch is None:  # another thread was told first
+                raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+            return ch.next(0).decode(codec, False)
         except OSError as e:
-            self._sources.pop(arena_id, None)
-            self._known.pop(message, None)
             raise OSError(
                 e.errno, "process %d died while it sent an object: %s" % (pid, e.strerror)
             ) from e
-        return batch.decode(codec, False)
 
     def _attach(self, pid, fd, data_fd, arena_id):
         self._reap_sources()
@@ -457,7 +491,8 @@ class Queue:
                 for m in [m for m, c in self._known.items() if c is ch]:
                     del self._known[m]
 
-    def _take_spilled(self, pid, fd, nbytes):
+    def _take_spilled(self, value):
+        pid, fd, nbytes = value
         mine = _sluice.fd_of(pid, fd)
         try:
             obj = _sluice.decode_fd(mine, nbytes, codec)
@@ -474,7 +509,7 @@ class Queue:
         if ch is None:
             self._open_rx()
             ch = self._rx
-        return ch.totals()["queued"] + len(self._backlog)
+        return ch.totals()["queued"] + len(self._backlog) + len(self._owed)
 
     def empty(self):
         return self.qsize() == 0

@@ -50,13 +50,25 @@ class Channel:
     ) -> None: ...
     def share(self, batch: Batch, timeout: _Timeout = ..., alive: _Alive = ..., /) -> None: ...
     def take(self, timeout: _Timeout, how: tuple[Any, ...], queue: Any, /) -> Any: ...
+    def announce(
+        self,
+        plan: Plan,
+        tag: int,
+        timeout: _Timeout,
+        alive: _Alive,
+        batch: Batch,
+        channel: Channel | None,
+        late: list[Any],
+        /,
+    ) -> None: ...
     def share_both(
         self,
         note: Batch,
         timeout: _Timeout,
         alive: _Alive,
-        channel: Channel,
         batch: Batch,
+        channel: Channel | None,
+        late: list[Any],
         /,
     ) -> None: ...
     def shutdown(self) -> None: ...

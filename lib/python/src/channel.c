@@ -206,8 +206,11 @@ static PyObject *channel_next(struct py_channel *self, PyObject *args)
 	return out;
 }
 
-/* The object in the next batch of a producer's arena, or NULL without an exception. */
-static PyObject *take_stored(struct py_channel *self, PyObject *codec, PyObject *alive)
+/*
+ * The object in the next batch of a producer's arena, or NULL; without an exception if there will
+ * be none.  taken: whether there was a batch, whatever became of the object.
+ */
+static PyObject *take_stored(struct py_channel *self, PyObject *codec, PyObject *alive, bool *taken)
 {
 	struct sluice_tensor t = {.sz = sizeof(t)};
 	struct sluice_batch *b;
@@ -222,6 +225,7 @@ static PyObject *take_stored(struct py_channel *self, PyObject *codec, PyObject 
 	channel_leave(self);
 	if (rc)
 		return NULL;
+	*taken = true;
 	if (!an) {
 		sluice_batch_release(b);
 		return PyErr_NoMemory();
@@ -274,13 +278,12 @@ static bool message_copy(struct message *m, struct sluice_batch *b)
 	}
 	m->tag = in.tag;
 	m->len = t.bytes;
-	if (m->len <= sizeof(m->small) && m->tag != WIRE_TAG_INLINE) {
-		memcpy(m->small, t.data, m->len);
-		return true;
+	if (m->len > sizeof(m->small) || m->tag == WIRE_TAG_INLINE) {
+		if (!message_grow(m))
+			return false;
 	}
-	if (!message_grow(m))
-		return false;
-	memcpy(m->data, t.data, m->len);
+	if (m->len)
+		memcpy(m->data ? m->data : m->small, t.data, m->len);
 	return true;
 }
 
@@ -307,29 +310,114 @@ static PyObject *message_decode(struct message *m, PyObject *codec)
 	return out;
 }
 
+/* An exception that says nothing about the object: a signal came, or memory or files ran out. */
+static bool may_try_again(void)
+{
+	return !PyErr_ExceptionMatches(PyExc_Exception) ||
+	       PyErr_ExceptionMatches(PyExc_MemoryError);
+}
+
+/* The exception stays; without memory even for this the message is lost. */
+static void owe(PyObject *owed, PyObject *key)
+{
+	PyObject *type, *value, *trace;
+
+	PyErr_Fetch(&type, &value, &trace);
+	PyList_Append(owed, key);
+	PyErr_Clear();
+	PyErr_Restore(type, value, trace);
+}
+
+static PyObject *decode_bytes(PyObject *bytes, PyObject *codec)
+{
+	struct message m = {.len = (uint64_t)PyBytes_Size(bytes)};
+
+	if (!message_grow(&m))
+		return NULL;
+	memcpy(m.data, PyBytes_AsString(bytes), m.len);
+	return message_decode(&m, codec);
+}
+
+/* queue.NAME(message, its value) */
+static PyObject *ask(PyObject *queue, const char *name, PyObject *key, PyObject *codec)
+{
+	PyObject *value = decode_bytes(key, codec), *out;
+
+	if (!value)
+		return NULL;
+	out = PyObject_CallMethod(queue, name, "OO", key, value);
+	Py_DECREF(value);
+	return out;
+}
+
 /*
- * take(timeout, (known, codec, alive, empty), queue): the next object of a queue.  A message names
- * the arena in which a large object stands; known maps messages that were seen before to that
- * arena's channel.  queue._first(tag, message, its value) answers for all others.  empty is raised
- * when the time is over.
+ * The object that a message means which stands in a producer's arena; known maps messages to that
+ * arena's channel, queue._source(message, its value) finds the channel of others.  Between the
+ * message and its batch nothing may get lost, or the next message would find this batch: what is
+ * interrupted there is owed, and the next take() begins with it.
+ */
+static PyObject *take_named(PyObject *queue, PyObject *known, PyObject *owed, PyObject *key,
+			    PyObject *codec, PyObject *alive)
+{
+	PyObject *source = PyDict_GetItemWithError(known, key), *out = NULL;
+	bool taken = false, again = false;
+
+	if (source)
+		Py_INCREF(source);
+	else if (!PyErr_Occurred())
+		source = ask(queue, "_source", key, codec);
+	if (!source) {
+		again = may_try_again();
+	} else if (!PyObject_TypeCheck(source, channel_type)) {
+		PyErr_SetString(PyExc_TypeError, "the source of a message is no channel");
+	} else {
+		out = take_stored((struct py_channel *)source, codec, alive, &taken);
+		again = !out && !taken && PyErr_Occurred();
+	}
+	Py_XDECREF(source);
+	if (again)
+		owe(owed, key);
+	else if (!out && !PyErr_Occurred())
+		out = ask(queue, "_no_more", key, codec); /* raises */
+	return out;
+}
+
+/* The message that was interrupted longest ago; NULL without an exception if there is none. */
+static PyObject *owed_first(PyObject *owed)
+{
+	PyObject *key = PyList_Size(owed) > 0 ? PyList_GetItem(owed, 0) : NULL;
+
+	Py_XINCREF(key);
+	if (key && PyList_SetSlice(owed, 0, 1, NULL))
+		Py_CLEAR(key);
+	return key;
+}
+
+/*
+ * take(timeout, (known, codec, alive, empty, owed), queue): the next object of a queue.  A message
+ * names the arena in which a large object stands.  queue._take_spilled(value of the message)
+ * answers for those in files.  empty is raised when the time is over.
  */
 static PyObject *channel_take(struct py_channel *self, PyObject *args)
 {
-	PyObject *timeout, *how, *queue, *known, *codec, *alive, *empty, *key, *source, *out = NULL;
+	PyObject *timeout, *known, *codec, *alive, *empty, *owed, *queue, *key, *out = NULL;
 	struct sluice_batch *b;
 	struct message m;
 	uint64_t deadline;
 	bool copied;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "OO!O", &timeout, &PyTuple_Type, &how, &queue) ||
+	if (!PyArg_ParseTuple(args, "O(O!OOOO!)O", &timeout, &PyDict_Type, &known, &codec, &alive,
+			      &empty, &PyList_Type, &owed, &queue) ||
 	    deadline_from(timeout, &deadline))
 		return NULL;
-	known = PyTuple_GetItem(how, 0);
-	codec = PyTuple_GetItem(how, 1);
-	alive = PyTuple_GetItem(how, 2);
-	empty = PyTuple_GetItem(how, 3);
-	if (!empty)
+	key = owed_first(owed);
+	if (key) {
+		out = take_named(queue, known, owed, key, codec, alive);
+		Py_DECREF(key);
+		return out;
+	}
+	if (PyErr_Occurred())
 		return NULL;
 	if (!channel_enter(self, deadline)) {
 		/* The time may be over while another thread still waits for the next. */
@@ -347,26 +435,21 @@ static PyObject *channel_take(struct py_channel *self, PyObject *args)
 	sluice_batch_release(b);
 	if (!copied)
 		return NULL;
-	if (m.tag == WIRE_TAG_INLINE)
-		return message_decode(&m, codec);
-	key = PyBytes_FromStringAndSize(m.data ? m.data : m.small, m.len);
-	source = key && m.tag == WIRE_TAG_STORED ? PyDict_GetItemWithError(known, key) : NULL;
-	if (source) {
-		Py_INCREF(source);
-		out = take_stored((struct py_channel *)source, codec, alive);
-		Py_DECREF(source);
-	}
-	if (!out && !PyErr_Occurred()) {
-		PyObject *value = message_decode(&m, codec);
-
-		if (value)
-			out = PyObject_CallMethod(queue, "_first", "KOO", (unsigned long long)m.tag,
-						  key, value);
-		Py_XDECREF(value);
-	} else {
+	if (m.tag == WIRE_TAG_STORED) {
+		key = PyBytes_FromStringAndSize(m.data ? m.data : m.small, m.len);
 		free(m.data);
+		if (key)
+			out = take_named(queue, known, owed, key, codec, alive);
+		Py_XDECREF(key);
+		return out;
 	}
-	Py_XDECREF(key);
+	out = message_decode(&m, codec);
+	if (out && m.tag != WIRE_TAG_INLINE) {
+		PyObject *value = out;
+
+		out = PyObject_CallMethod(queue, "_take_spilled", "(O)", value);
+		Py_DECREF(value);
+	}
 	return out;
 }
 
@@ -396,6 +479,57 @@ static int publish_wait(struct sluice_batch *b, uint64_t deadline, PyObject *ali
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
 		Py_END_ALLOW_THREADS;
+	}
+	if (rc && !PyErr_Occurred())
+		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
+	return rc;
+}
+
+bool channel_is_open(PyObject *channel)
+{
+	struct py_channel *self = (struct py_channel *)channel;
+
+	if (self->ch && self->gen == fork_gen)
+		return true;
+	PyErr_SetString(PyExc_ValueError, "the channel is closed");
+	return false;
+}
+
+/*
+ * Publishing needs the endpoint for itself only when it has to sleep.  Another thread may have it
+ * for as long as it waits for room, and its consumer may be waiting for this very batch: so that
+ * thread is not waited for.
+ */
+static int publish_slice(struct py_channel *self, struct sluice_batch *b, uint64_t deadline)
+{
+	int rc;
+
+	if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
+		Py_END_ALLOW_THREADS;
+		PyThread_release_lock(self->lock);
+		return rc;
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	usleep(200);
+	Py_END_ALLOW_THREADS;
+	return self->ch ? sluice_batch_publish_timeout(b, 0) : -EAGAIN;
+}
+
+/* An error with an exception.  At first without a look at signals: mostly there is room. */
+int channel_publish(PyObject *channel, struct sluice_batch *b, uint64_t deadline, PyObject *alive)
+{
+	struct py_channel *self = (struct py_channel *)channel;
+	int rc;
+
+	if (!channel_is_open(channel))
+		return -EINVAL;
+	rc = sluice_batch_publish_timeout(b, 0);
+	while (rc && wait_goes_on(rc, deadline, alive)) {
+		if (!channel_is_open(channel))
+			return -EINVAL;
+		rc = publish_slice(self, b, deadline);
 	}
 	if (rc && !PyErr_Occurred())
 		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
@@ -452,20 +586,27 @@ static int put_plan(struct py_channel *self, PyObject *plan, uint64_t tag, uint6
 	return rc;
 }
 
+static bool put(struct py_channel *self, PyObject *plan, uint64_t tag, uint64_t deadline,
+		PyObject *alive)
+{
+	int rc;
+
+	if (!channel_enter(self, deadline))
+		return false;
+	rc = put_plan(self, plan, tag, deadline, alive);
+	channel_leave(self);
+	return !rc;
+}
+
 /* put(plan, tag, timeout, alive) */
 static PyObject *channel_put(struct py_channel *self, PyObject *args)
 {
 	PyObject *plan, *timeout = Py_None, *alive = Py_None;
 	unsigned long long tag = 0;
 	uint64_t deadline;
-	int rc;
 
 	if (!PyArg_ParseTuple(args, "O!|KOO", plan_type, &plan, &tag, &timeout, &alive) ||
-	    deadline_from(timeout, &deadline) || !channel_enter(self, deadline))
-		return NULL;
-	rc = put_plan(self, plan, tag, deadline, alive);
-	channel_leave(self);
-	if (rc)
+	    deadline_from(timeout, &deadline) || !put(self, plan, tag, deadline, alive))
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -484,57 +625,6 @@ static bool share(struct py_channel *self, struct sluice_batch *b, uint64_t dead
 	while (rc && wait_goes_on(rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_share(b, self->ch, deadline_slice(deadline));
-bool channel_is_open(PyObject *channel)
-{
-	struct py_channel *self = (struct py_channel *)channel;
-
-	if (self->ch && self->gen == fork_gen)
-		return true;
-	PyErr_SetString(PyExc_ValueError, "the channel is closed");
-	return false;
-}
-
-/*
- * Publishing needs the endpoint for itself only when it has to sleep.  Another thread may have it
- * for as long as it waits for room, and its consumer may be waiting for this very batch: so that
- * thread is not waited for.
- */
-static int publish_slice(struct py_channel *self, struct sluice_batch *b, uint64_t deadline)
-{
-	int rc;
-
-	if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
-		Py_END_ALLOW_THREADS;
-		PyThread_release_lock(self->lock);
-		return rc;
-	}
-	Py_BEGIN_ALLOW_THREADS;
-	usleep(200);
-	Py_END_ALLOW_THREADS;
-	return self->ch ? sluice_batch_publish_timeout(b, 0) : -EAGAIN;
-}
-
-/* An error with an exception.  At first without a look at signals: mostly there is room. */
-int channel_publish(PyObject *channel, struct sluice_batch *b, uint64_t deadline, PyObject *alive)
-{
-	struct py_channel *self = (struct py_channel *)channel;
-	int rc;
-
-	if (!channel_is_open(channel))
-		return -EINVAL;
-	rc = sluice_batch_publish_timeout(b, 0);
-	while (rc && wait_goes_on(rc, deadline, alive)) {
-		if (!channel_is_open(channel))
-			return -EINVAL;
-		rc = publish_slice(self, b, deadline);
-	}
-	if (rc && !PyErr_Occurred())
-		raise_errno(rc == -EINTR ? -ETIMEDOUT : rc);
-	return rc;
-}
-
 		Py_END_ALLOW_THREADS;
 	}
 	sluice_batch_release(b);
@@ -561,31 +651,86 @@ static PyObject *channel_share(struct py_channel *self, PyObject *args)
 }
 
 /*
- * share_both(note, timeout, alive, channel, batch): share() here, then share() there.  What is put
- * again and again needs no message of its own each time.
+ * The batch that a message announced, which is out already: published if it is being written, else
+ * shared on the channel.  Whatever interrupts that, it has to follow: then it is left in late.
+ */
+static PyObject *follow(PyObject *batch, PyObject *channel, PyObject *alive, PyObject *late)
+{
+	PyObject *type, *value, *trace, *entry;
+	bool done;
+
+	if (channel == Py_None)
+		done = !batch_publish_to(batch, SLUICE_FOREVER, alive);
+	else
+		done = share((struct py_channel *)channel, batch_held_of(batch), SLUICE_FOREVER,
+			     alive);
+	if (done)
+		Py_RETURN_NONE;
+	PyErr_Fetch(&type, &value, &trace);
+	entry = Py_BuildValue("(OO)", batch, channel);
+	if (entry)
+		PyList_Append(late, entry);
+	Py_XDECREF(entry);
+	PyErr_Clear();
+	PyErr_Restore(type, value, trace);
+	return NULL;
+}
+
+/* What follow() takes; a batch that is shared is held by an object of our own meanwhile. */
+static PyObject *follower(PyObject *batch, PyObject *channel)
+{
+	if (!PyObject_TypeCheck(batch, batch_type) ||
+	    (channel != Py_None && !PyObject_TypeCheck(channel, channel_type))) {
+		PyErr_SetString(PyExc_TypeError, "a batch, and a channel or None");
+		return NULL;
+	}
+	if (channel != Py_None)
+		return batch_again(batch);
+	Py_INCREF(batch);
+	return batch;
+}
+
+/*
+ * announce(plan, tag, timeout, alive, batch, channel, late): put() here, then the batch there.  No
+ * signal handler runs in between.
+ */
+static PyObject *channel_announce(struct py_channel *self, PyObject *args)
+{
+	PyObject *plan, *timeout, *alive, *batch, *channel, *late, *out = NULL;
+	unsigned long long tag;
+	uint64_t deadline;
+
+	if (!PyArg_ParseTuple(args, "O!KOOOOO!", plan_type, &plan, &tag, &timeout, &alive, &batch,
+			      &channel, &PyList_Type, &late) ||
+	    deadline_from(timeout, &deadline))
+		return NULL;
+	batch = follower(batch, channel);
+	if (batch && put(self, plan, tag, deadline, alive))
+		out = follow(batch, channel, alive, late);
+	Py_XDECREF(batch);
+	return out;
+}
+
+/*
+ * share_both(note, timeout, alive, batch, channel, late): share() here, then the batch there.  What
+ * is put again and again needs no message of its own each time.
  */
 static PyObject *channel_share_both(struct py_channel *self, PyObject *args)
 {
-	PyObject *note, *timeout, *alive, *channel, *batch;
-	struct sluice_batch *n, *b;
+	PyObject *note, *timeout, *alive, *batch, *channel, *late, *out = NULL;
+	struct sluice_batch *n;
 	uint64_t deadline;
-	bool both;
 
-	if (!PyArg_ParseTuple(args, "O!OOO!O!", batch_type, &note, &timeout, &alive, channel_type,
-			      &channel, batch_type, &batch) ||
+	if (!PyArg_ParseTuple(args, "O!OOOOO!", batch_type, &note, &timeout, &alive, &batch,
+			      &channel, &PyList_Type, &late) ||
 	    deadline_from(timeout, &deadline))
 		return NULL;
 	n = batch_held_of(note);
-	b = n ? batch_held_of(batch) : NULL;
-	if (!b)
-		return NULL;
-	sluice_batch_retain(b); /* likewise, while the note waits */
-	both = share(self, n, deadline, alive) &&
-	       share((struct py_channel *)channel, b, SLUICE_FOREVER, alive);
-	sluice_batch_release(b);
-	if (!both)
-		return NULL;
-	Py_RETURN_NONE;
+	batch = n ? follower(batch, channel) : NULL;
+	if (batch && share(self, n, deadline, alive))
+		out = follow(batch, channel, alive, late);
+	Py_XDECREF(batch);
+	return out;
 }
 
 static PyObject *channel_shutdown(struct py_channel *self, PyObject *unused)
@@ -684,9 +829,11 @@ static PyMethodDef channel_methods[] = {
 	{"share", (PyCFunction)channel_share, METH_VARARGS,
 	 "share(batch, timeout=None, alive=None): queue a reference to a held batch."},
 	{"take", (PyCFunction)channel_take, METH_VARARGS,
-	 "take(timeout, (known, codec, alive, empty), queue): the next object of a queue"},
+	 "take(timeout, (known, codec, alive, empty, owed), queue): the next object of a queue"},
+	{"announce", (PyCFunction)channel_announce, METH_VARARGS,
+	 "announce(plan, tag, timeout, alive, batch, channel, late): put here, the batch there"},
 	{"share_both", (PyCFunction)channel_share_both, METH_VARARGS,
-	 "share_both(note, timeout, alive, channel, batch): share here, and there"},
+	 "share_both(note, timeout, alive, batch, channel, late): share here, and there"},
 	{"shutdown", (PyCFunction)channel_shutdown, METH_NOARGS, "End the stream for everybody."},
 	{"close", (PyCFunction)channel_close, METH_NOARGS, "Close this endpoint."},
 	{"stats", (PyCFunction)channel_stats, METH_NOARGS, "Counters of this endpoint."},

@@ -42,7 +42,7 @@ suite()
 	shift 2
 	timeout -k 5 "$limit" env PYTHONPATH=build/python:build/pypi PYTHONDONTWRITEBYTECODE=1 \
 		PYTHONUNBUFFERED=1 "$python" -X faulthandler -m pytest -q -p no:cacheprovider \
-		--durations=10 --limit=40 --tap="$out/$name.tap" "$@" </dev/null &
+		--durations=10 --limit=60 --tap="$out/$name.tap" "$@" </dev/null &
 	group=$!
 	wait "$group"
 	rc=$?

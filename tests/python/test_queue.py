@@ -388,6 +388,57 @@ def test_nothing_left_open():
     assert (fds(), maps()) == before
 
 
+def test_closed_queues_leave_no_channels(monkeypatch):
+    monkeypatch.setattr(_store, "_store", None)
+    st = _store.store()
+    for k in range(40):
+        q = sluice.Queue()
+        q.put(np.full(BIG >> 3, k))
+        assert q.get(timeout=5)[0] == k
+        if k % 2:
+            q.close()
+    del q
+    gc.collect()
+    assert len(st.arenas) == 1 and not st.channels
+
+
+def test_copy_of_a_closed_queue_goes_on():
+    q = sluice.Queue()
+    copy = pickle.loads(pickle.dumps(q))
+    q.put(np.full(BIG, 1))
+    assert copy.get(timeout=5)[0] == 1
+    copy.put(2)
+    q.close()
+    assert copy.get(timeout=5) == 2
+    for k in (3, 4):
+        copy.put(np.full(BIG, k))
+        assert copy.get(timeout=5)[0] == k
+    copy.close()
+
+
+def _late_reader(q, go):
+    go.get()
+    assert [int(q.get(timeout=20)[-1]) for _ in range(3)] == [0, 1, 2]
+
+
+def test_close_before_anybody_has_it():
+    ctx = sluice.context("fork")
+    q, go = ctx.Queue(), ctx.Queue()
+    p = ctx.Process(target=_late_reader, args=(q, go))
+    p.start()
+    for k in range(3):
+        q.put(np.full(BIG, k))
+    q.close()
+    for _ in range(3):  # whoever opens a channel next looks for those that may go
+        r = sluice.Queue()
+        r.put(np.zeros(BIG))
+        r.get(timeout=5)
+        r.close()
+    go.put(1)
+    p.join(30)
+    assert p.exitcode == 0
+
+
 def test_ctrl_c_in_get():
     q = sluice.Queue()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -544,6 +544,8 @@ class Queue:
             ch.close()
         self._sources = {}
         self._known.clear()
+        self._owed.clear()
+        store().retire(self._uid)
         if self._tx is None:
             return
         if self._opid != os.getpid():

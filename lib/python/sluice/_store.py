@@ -61,7 +61,8 @@ def slack(nbytes):
 class Extent:
     """An extent that is filled before anybody knows what else belongs to the object."""
 
-    def __init__(self, batch, source, capacity):
+    def __init__(self, uid, batch, source, capacity):
+        self.uid = uid
         self.batch = batch
         self.source = source
         self.capacity = capacity
@@ -90,6 +91,7 @@ class Store:
         self.channels = {}
         self.hint = None  # (queue uid, bytes) of the last large object
         self.extent = None
+        self.retired = set()  # uids of queues that nothing is put on any more
         self.spills = []  # (queue uid, descriptor) until a consumer has it
         self.full = 0
         self.cost = 0.0  # seconds that making a byte of the last arena took
@@ -98,7 +100,11 @@ class Store:
     def _channel(self, arena, uid):
         ch = self.channels.get((arena.id, uid))
         if ch is None:
-            ch = arena._channel(uid, create=True, capacity=DATA_CAPACITY, flags=FLAGS_BOTH)
+            self._reap_channels()
+            try:
+                ch = arena._channel(uid, create=True, capacity=DATA_CAPACITY, flags=FLAGS_BOTH)
+            except FileExistsError:  # a consumer's, of a queue that another one here was a copy of
+                ch = arena._channel(uid, create=False, flags=FLAGS_BOTH)
             self.channels[arena.id, uid] = ch
         return ch
 
@@ -165,7 +171,7 @@ class Store:
             got = self.begin(uid, nbytes, 0, patient=True)
             if got is None:
                 return None
-            ex = self.extent = Extent(got[1], got[0], nbytes)
+            ex = self.extent = Extent(uid, got[1], got[0], nbytes)
         if ex is not None and ex.thread != threading.get_ident():
             return None
         return ex
@@ -217,13 +223,31 @@ class Store:
                 left.append((uid, fd))
         self.spills = left
 
+    def retire(self, uid):
+        """A queue is closed: its channels go as soon as what was put has arrived."""
+        self._let_go_of_extent(uid)
+        self.retired.add(uid)
+        self._reap_channels()
+
+    def _reap_channels(self):
+        for key, ch in list(self.channels.items()):
+            if key[1] in self.retired:
+                t = ch.totals()
+                if not t["queued"] or t["consumers"] > 1:  # who has it open gets what is in it
+                    self.channels.pop(key).close()
+        self.retired.intersection_update(uid for _, uid in self.channels)
+
     def forget(self, uid):
-        """A queue is closed: nothing is sent through it any more."""
+        """A queue is closed, and all that was put has arrived."""
+        self._let_go_of_extent(uid)
         for key in [k for k in self.channels if k[1] == uid]:
             self.channels.pop(key).close()
+
+    def _let_go_of_extent(self, uid):
         if self.hint and self.hint[0] == uid:
             self.hint = None
-            self.drop_extent()
+        if self.extent is not None and self.extent.uid == uid:
+            self.drop_extent()  # while its channel is open
 
     def holders(self):
         lines = []

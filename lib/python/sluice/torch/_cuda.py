@@ -130,7 +130,7 @@ class Egress:
         if torch.cuda.is_available():
             for arena in st.arenas:
                 _gpu.pin(arena)
-        return Extent(got[1], got[0], nbytes)
+        return Extent(self._jobs._uid, got[1], got[0], nbytes)
 
     def submit(self, tensors, tag=None):
         self._collect(0)

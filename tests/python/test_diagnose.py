@@ -227,3 +227,20 @@ def test_module_that_is_no_python(tmp_path, monkeypatch, capsys):
     assert _diagnose.main(["broken_job:f"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "cannot import broken_job" in said
+
+
+def _in_itself(samples):
+    batch = [torch.stack(samples)]
+    batch.append(batch)
+    return {"batch": batch, "again": batch}
+
+
+def test_batch_that_contains_itself():
+    def make():
+        return DataLoader(Map(), 4, num_workers=1, collate_fn=_in_itself,
+                          multiprocessing_context="fork")  # fmt: skip
+
+    found = _diagnose.run(make, seconds=0.1, rounds=1)
+    assert [r["cache"] for r in found["rows"]] == ["plain", "sluice", "collate", "ipc"]
+    for row in found["rows"]:
+        assert row["content"]["parts"]["tensor"] == {"count": 2, "bytes": 8000}

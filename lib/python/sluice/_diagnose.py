@@ -7,6 +7,7 @@ the one before it is what the work between the two caches costs.  One more run h
 sluice's queues, so the table also says what would be gained.
 """
 import argparse
+import copy
 import importlib
 import json
 import os
@@ -104,7 +105,10 @@ def _anew(batch):
         new = t.new(storage._new_shared(t.numel())).view(t.shape)
         return new.copy_(t.detach())
 
-    return _map(batch, shared)
+    try:
+        return _map(batch, shared)
+    except RecursionError:  # it contains itself
+        return copy.deepcopy(batch)
 
 
 class _Forever:
@@ -328,6 +332,7 @@ def _content(batch):
     """What a batch is made of: bytes and number of tensors, arrays, bytes and strings."""
     found = {}
     pickled = []
+    inside = set()  # ids of what is being walked: a batch may contain itself
 
     def note(kind, nbytes):
         count, total = found.get(kind, (0, 0))
@@ -344,14 +349,20 @@ def _content(batch):
                 pickled.append(len(x))
         elif isinstance(x, str):
             note("string", len(x))
-        elif isinstance(x, dict):
-            for v in x.values():
+        elif id(x) in inside:
+            return
+        else:
+            inside.add(id(x))
+            for v in parts(x):
                 walk(v)
-        elif isinstance(x, (list, tuple)):
-            for v in x:
-                walk(v)
-        elif hasattr(x, "__dict__"):
-            walk(vars(x))
+            inside.discard(id(x))
+
+    def parts(x):
+        if isinstance(x, dict):
+            return list(x.values())
+        if isinstance(x, (list, tuple)):
+            return x
+        return list(vars(x).values()) if hasattr(x, "__dict__") else ()
 
     walk(batch)
     content = {k: {"count": c, "bytes": b} for k, (c, b) in found.items()}

@@ -170,6 +170,31 @@ def test_nested_as_stock():
         q.close()
 
 
+def test_vmap_as_stock():
+    """Inside of it tensors look plain, and have no memory that could be copied."""
+    try:
+        from torch.func import vmap
+    except ImportError:
+        vmap = pytest.importorskip("functorch", reason="this torch has no vmap").vmap
+    x = torch.arange(6.0).reshape(2, 3)
+    joins = (
+        lambda t: torch.stack([t, t]),
+        lambda t: torch.cat([t, t]),
+        lambda t: torch.stack([t, t], -1),
+        lambda t: sluice.torch.arena_collate([t, t]),
+    )
+    q = sluice.Queue(4)
+    q.put(torch.zeros(1 << 20))
+    try:
+        for join in joins:
+            want = torch.stack([join(row) for row in x])
+            with _collate._Joining():
+                assert same(vmap(join)(x), want)
+    finally:
+        _store.store().drop_extent()
+        q.close()
+
+
 def test_copy_parts():
     src = bytes(range(251)) * 200
     for start, sizes in ((0, (5, 0, 4096, 8191)), (3, (20000, 4100)), (61, (4095, 4097, 40000))):

@@ -12,6 +12,26 @@ from .._store import store
 _stock_tensor_fn = _stock.default_collate_fn_map[torch.Tensor]
 
 
+def _level():
+    """A function: the level of torch.func (vmap, grad) that is at work, or None."""
+    functorch = getattr(torch._C, "_functorch", None)
+    try:
+        return functorch.maybe_current_level
+    except AttributeError:
+        pass
+
+    def level():
+        try:
+            return functorch.current_level()
+        except (AttributeError, RuntimeError):
+            return None
+
+    return level
+
+
+_transformed = _level()
+
+
 def _out(shape, dtype):
     """An uninitialised tensor in the extent that the next object goes into, or None."""
     how = codec.torch.dtypes.get(dtype)
@@ -49,6 +69,8 @@ def _look(tensors, dim, new):
     """
     first = tensors[0]
     if first.is_nested:  # of some, even the shape cannot be asked
+        return None
+    if _transformed() is not None:  # what looks like a plain tensor there has no memory
         return None
     dtype, shape = first.dtype, first.shape
     seen = _sluice.join_look(

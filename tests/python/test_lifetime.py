@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """An extent is not reused while any storage over it lives, whatever became of the tensor."""
+import collections
 import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
 import sluice
-from sluice import _core, _store
+from sluice import _core, _gpu, _store
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -109,3 +112,32 @@ def test_tensor_outlives_queue_and_arena(poisoned):
     poisoned.channels.clear()
     gc.collect()
     assert bool((t == 1).all())
+
+
+def test_two_threads_look_what_the_gpu_is_done_with(monkeypatch):
+    """One that saw an event pass must not free what stands behind it."""
+
+    class Event:
+        def __init__(self, passed):
+            self.passed = passed
+
+        def query(self):
+            time.sleep(0.05)
+            return self.passed
+
+    class Retired:
+        def __init__(self, passed):
+            self.passed = passed
+
+        def free(self):
+            freed.append(self.passed)
+
+    freed = []
+    entries = [([Event(p)], Retired(p)) for p in (True, False)]
+    monkeypatch.setattr(_gpu, "_pending", collections.deque(entries))
+    threads = [threading.Thread(target=_gpu.drain) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert freed == [True] and _gpu.drain() == 1

@@ -13,7 +13,8 @@ from . import _sluice
 
 _pending = collections.deque()
 _streams = {}  # by handle: objects of equal streams come and go
-_lock = threading.Lock()
+# A signal handler may come here too, in the middle of what it interrupted.
+_lock = threading.RLock()
 
 
 def pin(arena):
@@ -22,7 +23,8 @@ def pin(arena):
         return
     torch = sys.modules["torch"]
     torch.cuda.current_stream().synchronize()  # makes the context current in this thread
-    arena._pin()
+    with _lock:  # twice is an error
+        arena._pin()
 
 
 def record_stream(obj, stream):
@@ -34,31 +36,36 @@ def record_stream(obj, stream):
 def _events():
     torch = sys.modules["torch"]
     events = []
-    with _lock:
-        streams = list(_streams.values())
-    for stream in [torch.cuda.current_stream(), *streams]:
+    for stream in [torch.cuda.current_stream(), *_streams.values()]:
         ev = torch.cuda.Event()
         ev.record(stream)
         events.append(ev)
     return events
 
 
+def _note_retired():
+    retired = _sluice.retired_take()
+    if retired is not None:
+        _pending.append((_events(), retired))
+
+
 def drain():
     """Free what the GPU is done with.  The number of batches that still wait."""
     with _lock:
-        retired = _sluice.retired_take()
-    if retired is not None:
-        _pending.append((_events(), retired))
-    while _pending and all(ev.query() for ev in _pending[0][0]):
-        _pending.popleft()[1].free()
-    return len(_pending)
+        _note_retired()
+        while _pending:
+            entry = _pending.popleft()  # nobody else's from here on
+            if not all(ev.query() for ev in entry[0]):
+                _pending.appendleft(entry)
+                break
+            entry[1].free()
+        return len(_pending)
 
 
 def drain_all():
     """Wait for the GPU, then free everything."""
-    retired = _sluice.retired_take()
-    if retired is not None:
-        _pending.append((_events(), retired))
+    with _lock:
+        _note_retired()
     while _pending:
         events, retired = _pending.popleft()
         for ev in events:

@@ -262,6 +262,27 @@ def _asleep(ch):
         time.sleep(0.001)
 
 
+def test_ctrl_c_where_a_socket_blocks(arena):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with a, b:
+        a.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                a.send(bytes(4096))
+        a.setblocking(True)
+        for call in (lambda: arena.send(a.fileno()), lambda: sluice.Arena.recv(a.fileno())):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                call()
+
+
+def test_dtype_of_too_many_bits(arena):
+    with arena.channel("c", 2) as c, c.begin(64, 1) as b:
+        for dtype in ((257, 8), (1, 264), (-1, 8)):
+            with pytest.raises(ValueError, match="0 to 255"):
+                b.add("x", dtype, (4,))
+
+
 def test_batch_and_its_channel(arena):
     """What is being written keeps the endpoint, unless somebody closes it."""
     batch = arena.channel("c", 2).begin(8, 1)

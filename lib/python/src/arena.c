@@ -2,6 +2,8 @@
 #include "pysluice.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -105,6 +107,24 @@ static PyObject *arena_attach(PyObject *cls, PyObject *args)
 	return rc ? raise_errno(rc) : arena_wrap((PyTypeObject *)cls, a);
 }
 
+/* Waits for a blocking socket where signal handlers can run; false with an exception. */
+static bool sock_wait(int sock, short events)
+{
+	struct pollfd p = {.fd = sock, .events = events};
+	int n, flags = fcntl(sock, F_GETFL);
+
+	if (flags < 0 || flags & O_NONBLOCK)
+		return true; /* whoever uses it next says what is wrong */
+	do {
+		Py_BEGIN_ALLOW_THREADS;
+		n = poll(&p, 1, (int)(WAIT_SLICE_NS / 1000000));
+		Py_END_ALLOW_THREADS;
+		if (PyErr_CheckSignals())
+			return false;
+	} while (!n || (n < 0 && errno == EINTR));
+	return true;
+}
+
 static PyObject *arena_send(PyObject *self, PyObject *args)
 {
 	struct arena_ref *ar = arena_of(self);
@@ -112,9 +132,19 @@ static PyObject *arena_send(PyObject *self, PyObject *args)
 
 	if (!ar || !PyArg_ParseTuple(args, "i|p", &sock, &consumer))
 		return NULL;
-	rc = sluice_arena_send(ar->a, sock, consumer ? SLUICE_ROLE_CONSUMER : SLUICE_ROLE_RW);
+	arena_ref_get(ar);
+	rc = sock_wait(sock, POLLOUT) ? 0 : -1;
+	if (!rc) {
+		Py_BEGIN_ALLOW_THREADS;
+		rc = sluice_arena_send(ar->a, sock,
+				       consumer ? SLUICE_ROLE_CONSUMER : SLUICE_ROLE_RW);
+		Py_END_ALLOW_THREADS;
+		if (rc < 0)
+			raise_errno(rc);
+	}
+	arena_ref_put(ar);
 	if (rc < 0)
-		return raise_errno(rc);
+		return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -123,7 +153,7 @@ static PyObject *arena_recv(PyObject *cls, PyObject *args)
 	int sock, consumer = 0, rc;
 	struct sluice_arena *a;
 
-	if (!PyArg_ParseTuple(args, "i|p", &sock, &consumer))
+	if (!PyArg_ParseTuple(args, "i|p", &sock, &consumer) || !sock_wait(sock, POLLIN))
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = sluice_arena_recv(&a, sock, consumer ? SLUICE_ROLE_CONSUMER : SLUICE_ROLE_RW);

@@ -180,8 +180,11 @@ static PyObject *batch_add(struct py_batch *self, PyObject *args)
 	if (!b || !PyArg_ParseTuple(args, "s(ii)O|O", &name, &code, &bits, &shape, &strides) ||
 	    dims_parse(shape, sh.shape, &sh.ndim))
 		return NULL;
-	sh.dtype.code = code;
-	sh.dtype.bits = bits;
+	if (code < 0 || code > UINT8_MAX || bits < 0 || bits > UINT8_MAX)
+		return PyErr_Format(PyExc_ValueError, "dtype (%d, %d): both are 0 to %d", code,
+				    bits, UINT8_MAX);
+	sh.dtype.code = (uint8_t)code;
+	sh.dtype.bits = (uint8_t)bits;
 	if (strides != Py_None) {
 		if (dims_parse(strides, sh.strides, &n))
 			return NULL;

@@ -439,6 +439,60 @@ def test_close_before_anybody_has_it():
     assert p.exitcode == 0
 
 
+def _until_asleep(q):
+    while not q.stats()["sleeps"]:
+        time.sleep(0.001)
+
+
+def test_close_ends_the_waits_of_other_threads():
+    q = sluice.Queue()
+    said = []
+
+    def wait():
+        try:
+            q.get()
+        except ValueError as e:
+            said.append(str(e))
+
+    t = threading.Thread(target=wait, daemon=True)
+    assert not q.stats()["sleeps"]
+    t.start()
+    _until_asleep(q)
+    q.close()
+    t.join(20)
+    assert said == ["the channel is closed"]
+
+
+@pytest.mark.parametrize(
+    "use,error",
+    [("get_nowait", (RuntimeError, "signal handler")), ("close", (ValueError, "is closed"))],
+)
+def test_signal_handler_uses_the_queue_that_it_interrupted(use, error):
+    q = sluice.Queue()
+    before = signal.signal(signal.SIGUSR2, lambda *_: getattr(q, use)())
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        with pytest.raises(error[0], match=error[1]):
+            q.get(timeout=20)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+        q.close()
+
+
+def test_damaged_messages():
+    q = sluice.Queue()
+    for tag in (_queue._INLINE, _queue._STORED, _queue._SPILLED):
+        batch = q._sender().begin(0, 1)
+        batch.add("py", (1, 8), (0,))
+        batch.set_tag(tag)
+        batch.publish()
+        with pytest.raises(ValueError, match="damaged object"):
+            q.get(timeout=5)
+    q.put(5)
+    assert q.get(timeout=5) == 5
+    q.close()
+
+
 def test_ctrl_c_in_get():
     q = sluice.Queue()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

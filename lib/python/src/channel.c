@@ -14,15 +14,29 @@ struct py_channel {
 	struct arena_ref *ar;
 	struct sluice_channel *ch;
 	PyThread_type_lock lock; /* an endpoint is for one thread at a time */
+	unsigned long owner; /* the thread that has it */
+	bool closing; /* whoever has it shall give it up, and closes it */
 	unsigned int gen;
 	struct sluice_channel_opts opts;
 	char name[SLUICE_LABEL_LEN];
 };
 
+static bool closed(void)
+{
+	PyErr_SetString(PyExc_ValueError, "the channel is closed");
+	return false;
+}
+
 /* Waits for another thread that is in the middle of a call, but not longer than asked. */
 static bool channel_lock(struct py_channel *self, uint64_t deadline)
 {
 	while (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		if (self->owner == PyThread_get_thread_ident()) {
+			PyErr_SetString(
+				PyExc_RuntimeError,
+				"a signal handler cannot use the endpoint that it interrupted");
+			return false;
+		}
 		if (deadline_passed(deadline)) {
 			PyErr_SetString(PyExc_TimeoutError, "another thread uses the endpoint");
 			return false;
@@ -33,7 +47,25 @@ static bool channel_lock(struct py_channel *self, uint64_t deadline)
 		if (PyErr_CheckSignals())
 			return false;
 	}
+	self->owner = PyThread_get_thread_ident();
 	return true;
+}
+
+static void channel_drop(struct py_channel *self)
+{
+	if (self->ch && self->gen == fork_gen)
+		sluice_channel_close(self->ch);
+	self->ch = NULL;
+	arena_ref_put(self->ar);
+	self->ar = NULL;
+}
+
+static void channel_leave(struct py_channel *self)
+{
+	if (self->closing)
+		channel_drop(self);
+	self->owner = 0;
+	PyThread_release_lock(self->lock);
 }
 
 /*
@@ -52,13 +84,14 @@ static bool channel_enter(struct py_channel *self, uint64_t deadline)
 			PyErr_NoMemory();
 			return false;
 		}
+		self->owner = 0;
 	}
 	if (!channel_lock(self, deadline))
 		return false;
 	if (self->ch && self->gen == fork_gen)
 		return true;
 	if (!self->ch) {
-		PyErr_SetString(PyExc_ValueError, "the channel is closed");
+		closed();
 		goto fail;
 	}
 	ar = arena_of(self->arena);
@@ -74,13 +107,8 @@ static bool channel_enter(struct py_channel *self, uint64_t deadline)
 	self->gen = fork_gen;
 	return true;
 fail:
-	PyThread_release_lock(self->lock);
+	channel_leave(self);
 	return false;
-}
-
-static void channel_leave(struct py_channel *self)
-{
-	PyThread_release_lock(self->lock);
 }
 
 PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_channel_opts *opts,
@@ -106,6 +134,8 @@ PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_cha
 	self->arena = arena;
 	self->ar = arena_ref_get(ar);
 	self->ch = ch;
+	self->owner = 0;
+	self->closing = false;
 	self->gen = fork_gen;
 	self->opts = *opts;
 	strncpy(self->name, name, sizeof(self->name) - 1);
@@ -116,15 +146,6 @@ PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_cha
 		return PyErr_NoMemory();
 	}
 	return (PyObject *)self;
-}
-
-static void channel_drop(struct py_channel *self)
-{
-	if (self->ch && self->gen == fork_gen)
-		sluice_channel_close(self->ch);
-	self->ch = NULL;
-	arena_ref_put(self->ar);
-	self->ar = NULL;
 }
 
 static void channel_dealloc(struct py_channel *self)
@@ -145,10 +166,19 @@ static PyObject *channel_close(struct py_channel *self, PyObject *unused)
 		self->ch = NULL;
 		Py_RETURN_NONE;
 	}
-	if (!channel_enter(self, SLUICE_FOREVER))
-		return NULL;
-	channel_drop(self);
-	channel_leave(self);
+	/* A thread that waits notices within a slice; a signal handler's own thread when it is back. */
+	self->closing = true;
+	while (self->ch && self->owner != PyThread_get_thread_ident()) {
+		if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+			channel_leave(self);
+			break;
+		}
+		Py_BEGIN_ALLOW_THREADS;
+		usleep(200);
+		Py_END_ALLOW_THREADS;
+		if (PyErr_CheckSignals())
+			return NULL;
+	}
 	Py_RETURN_NONE;
 }
 
@@ -156,7 +186,7 @@ static PyObject *channel_close(struct py_channel *self, PyObject *unused)
  * What a wait does between two slices: runs signal handlers, and gives up when a worker's parent
  * is gone, because nobody would ever end that wait.
  */
-static bool wait_goes_on(int rc, uint64_t deadline, PyObject *alive)
+static bool wait_goes_on(const struct py_channel *self, int rc, uint64_t deadline, PyObject *alive)
 {
 	PyObject *r;
 
@@ -164,6 +194,8 @@ static bool wait_goes_on(int rc, uint64_t deadline, PyObject *alive)
 		return false;
 	if (PyErr_CheckSignals())
 		return false;
+	if (self->closing)
+		return closed();
 	if (deadline_passed(deadline))
 		return false;
 	if (alive == Py_None)
@@ -178,7 +210,7 @@ static int next_wait(struct py_channel *self, struct sluice_batch **b, uint64_t 
 {
 	int rc = sluice_channel_next(self->ch, b, 0);
 
-	while (rc && wait_goes_on(rc, deadline, alive)) {
+	while (rc && wait_goes_on(self, rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_channel_next(self->ch, b, deadline_slice(deadline));
 		Py_END_ALLOW_THREADS;
@@ -460,7 +492,7 @@ static int begin_wait(struct py_channel *self, struct sluice_batch **b, struct s
 
 	o->timeout_ns = 0;
 	rc = sluice_batch_begin_opts(self->ch, b, o);
-	while (rc && wait_goes_on(rc, deadline, alive)) {
+	while (rc && wait_goes_on(self, rc, deadline, alive)) {
 		o->timeout_ns = deadline_slice(deadline);
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_begin_opts(self->ch, b, o);
@@ -471,11 +503,12 @@ static int begin_wait(struct py_channel *self, struct sluice_batch **b, struct s
 	return rc;
 }
 
-static int publish_wait(struct sluice_batch *b, uint64_t deadline, PyObject *alive)
+static int publish_wait(struct py_channel *self, struct sluice_batch *b, uint64_t deadline,
+			PyObject *alive)
 {
 	int rc = sluice_batch_publish_timeout(b, 0);
 
-	while (rc && wait_goes_on(rc, deadline, alive)) {
+	while (rc && wait_goes_on(self, rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
 		Py_END_ALLOW_THREADS;
@@ -489,10 +522,7 @@ bool channel_is_open(PyObject *channel)
 {
 	struct py_channel *self = (struct py_channel *)channel;
 
-	if (self->ch && self->gen == fork_gen)
-		return true;
-	PyErr_SetString(PyExc_ValueError, "the channel is closed");
-	return false;
+	return (self->ch && self->gen == fork_gen && !self->closing) || closed();
 }
 
 /*
@@ -505,10 +535,11 @@ static int publish_slice(struct py_channel *self, struct sluice_batch *b, uint64
 	int rc;
 
 	if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+		self->owner = PyThread_get_thread_ident();
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_publish_timeout(b, deadline_slice(deadline));
 		Py_END_ALLOW_THREADS;
-		PyThread_release_lock(self->lock);
+		channel_leave(self);
 		return rc;
 	}
 	Py_BEGIN_ALLOW_THREADS;
@@ -526,9 +557,7 @@ int channel_publish(PyObject *channel, struct sluice_batch *b, uint64_t deadline
 	if (!channel_is_open(channel))
 		return -EINVAL;
 	rc = sluice_batch_publish_timeout(b, 0);
-	while (rc && wait_goes_on(rc, deadline, alive)) {
-		if (!channel_is_open(channel))
-			return -EINVAL;
+	while (rc && wait_goes_on(self, rc, deadline, alive)) {
 		rc = publish_slice(self, b, deadline);
 	}
 	if (rc && !PyErr_Occurred())
@@ -579,7 +608,7 @@ static int put_plan(struct py_channel *self, PyObject *plan, uint64_t tag, uint6
 		rc = -1;
 	} else {
 		sluice_batch_tag(b, tag);
-		rc = publish_wait(b, deadline, alive);
+		rc = publish_wait(self, b, deadline, alive);
 	}
 	if (rc)
 		sluice_batch_abort(b);
@@ -622,7 +651,7 @@ static bool share(struct py_channel *self, struct sluice_batch *b, uint64_t dead
 		return false;
 	}
 	rc = sluice_batch_share(b, self->ch, 0);
-	while (rc && wait_goes_on(rc, deadline, alive)) {
+	while (rc && wait_goes_on(self, rc, deadline, alive)) {
 		Py_BEGIN_ALLOW_THREADS;
 		rc = sluice_batch_share(b, self->ch, deadline_slice(deadline));
 		Py_END_ALLOW_THREADS;

@@ -370,7 +370,6 @@ class Queue:
         self._stay_at_exit()
 
     def _feed(self):
-        why = None
         try:
             while True:
                 with self._lock:
@@ -384,11 +383,12 @@ class Queue:
                     self._send_now(*self._backlog[0], None)
                     self._backlog.popleft()
         except (ParentDied, ValueError, OSError) as e:
-            why = e
-        # What is left waits for the next put().
-        with self._lock:
-            self._feeder = None
-        util.debug("sluice: the feeder of %r ends: %s", self, why)
+            util.debug("sluice: the feeder of %r ends: %s", self, e)
+        finally:
+            # What is left waits for the next put(), which may have started another one already.
+            with self._lock:
+                if self._feeder is threading.current_thread():
+                    self._feeder = None
 
     def _follow(self, batch, channel):
         """Interrupted when its message was out: a consumer may be waiting for it."""

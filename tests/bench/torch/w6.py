@@ -76,7 +76,7 @@ def main():
     fixed = torch.rand(a.batch, 3, 512, 512, device="cuda")
     got = r.alternate(
         {
-            "ceiling: batch on the GPU": run(lambda: iter(lambda: fixed, None), 0),
+            "ceiling: batch on the GPU": run(lambda: iter(lambda: fixed, None)),
             "stock, single process": run(lambda: stock(0, False), 0),
             "stock, workers": run(lambda: stock(a.workers, False)),
             "stock, pinned and non-blocking": run(lambda: stock(a.workers, True)),

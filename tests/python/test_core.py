@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """Arena, Channel, Batch, View."""
+import ctypes
 import errno
 import gc
 import multiprocessing
@@ -172,6 +173,29 @@ def test_memoryview(arena):
         ch.publish({"x": np.arange(6, dtype=np.int16).reshape(2, 3)})
         m = memoryview(ch.next(1)["x"])
         assert m.format == "h" and m.shape == (2, 3) and m.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_order_that_a_buffer_is_asked_for(arena):
+    """By those who ask for contiguous memory and then do not look at strides."""
+    get, buf = ctypes.pythonapi.PyObject_GetBuffer, ctypes.create_string_buffer(256)
+    simple, strides, c, f, anyhow = 0, 0x18, 0x38, 0x58, 0x98
+    cases = (
+        ((2, 3), None, {simple, strides, c, anyhow}),
+        ((2, 3), (1, 2), {strides, f, anyhow}),
+        ((2, 3), (6, 2), {strides}),
+        ((6,), (1,), {simple, strides, c, f, anyhow}),
+        ((3, 0), (9, 5), {simple, strides, c, f, anyhow}),
+    )
+    with arena.channel("c", 2) as ch, ch.begin(4096, len(cases)) as b:
+        for k, (shape, step, given) in enumerate(cases):
+            view = ctypes.py_object(b.add("x%d" % k, (1, 8), shape, step))
+            for flags in (simple, strides, c, f, anyhow):
+                try:
+                    assert get(view, buf, flags) == 0
+                    ctypes.pythonapi.PyBuffer_Release(buf)
+                    assert flags in given, (shape, step, hex(flags))
+                except BufferError:
+                    assert flags not in given, (shape, step, hex(flags))
 
 
 def test_dtype_without_buffer_format(arena):

@@ -105,16 +105,35 @@ static void view_dealloc(struct view *v)
 	Py_DECREF(tp);
 }
 
-static bool view_contiguous(const struct view *v)
+static bool view_contiguous(const struct view *v, bool fortran)
 {
+	bool contiguous = true;
 	int64_t want = 1;
 
-	for (uint32_t i = v->sh.ndim; i-- > 0;) {
+	for (uint32_t k = 0; k < v->sh.ndim; k++) {
+		uint32_t i = fortran ? k : v->sh.ndim - 1 - k;
+
+		if (!v->sh.shape[i])
+			return true;
 		if (v->sh.shape[i] != 1 && v->sh.strides[i] != want)
-			return false;
+			contiguous = false;
 		want *= v->sh.shape[i];
 	}
-	return true;
+	return contiguous;
+}
+
+/* Whether the view is in the order that somebody asks for who does not look at strides, or does. */
+static bool view_in_order(const struct view *v, int flags)
+{
+	bool c = view_contiguous(v, false), f = view_contiguous(v, true);
+
+	if (flags & PyBUF_C_CONTIGUOUS & ~PyBUF_STRIDES)
+		return c;
+	if (flags & PyBUF_F_CONTIGUOUS & ~PyBUF_STRIDES)
+		return f;
+	if (flags & PyBUF_ANY_CONTIGUOUS & ~PyBUF_STRIDES)
+		return c || f;
+	return c || (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
 }
 
 static int view_getbuffer(struct view *v, Py_buffer *out, int flags)
@@ -133,7 +152,7 @@ static int view_getbuffer(struct view *v, Py_buffer *out, int flags)
 		PyErr_SetString(PyExc_BufferError, "the view is read-only");
 		return -1;
 	}
-	if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES && !view_contiguous(v)) {
+	if (!view_in_order(v, flags)) {
 		PyErr_SetString(PyExc_BufferError, "the view is not contiguous");
 		return -1;
 	}

@@ -338,16 +338,22 @@ static PyObject *arena_pin(PyObject *self, PyObject *unused)
 {
 	struct sluice_arena_info in = {.sz = sizeof(in)};
 	struct arena_ref *ar = arena_of(self);
+	struct gpu_pin *pin;
 
 	if (!ar)
 		return NULL;
-	if (!ar->pin) {
-		sluice_arena_info(ar->a, &in);
-		ar->pin = gpu_pin_create(in.data, in.data_bytes);
-		if (!ar->pin)
-			return NULL;
+	if (ar->pin)
+		Py_RETURN_NONE;
+	sluice_arena_info(ar->a, &in);
+	arena_ref_get(ar); /* another thread may close it meanwhile */
+	pin = gpu_pin_create(in.data, in.data_bytes);
+	if (pin) {
+		ar->pin = pin;
 		ar->retire = true;
 	}
+	arena_ref_put(ar);
+	if (!pin)
+		return NULL;
 	Py_RETURN_NONE;
 }
 

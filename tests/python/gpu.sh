@@ -26,7 +26,7 @@ spread=
 if "$python" -c 'import xdist' 2>/dev/null; then
 	spread="-n $(($(nproc) / 2 + 1)) --dist loadfile"
 	seconds=${LIMIT:-150}
-	export SLUICE_KILLS="${SLUICE_KILLS:-40}" # of 100
+	export SLUICE_KILLS="${SLUICE_KILLS:-40}" SLUICE_EPOCHS="${SLUICE_EPOCHS:-40}" # of 100
 else
 	seconds=${LIMIT:-520}
 fi

@@ -6,5 +6,6 @@
 #include "memory.bpf.c"
 #include "task.bpf.c"
 #include "arena.bpf.c"
+#include "read.bpf.c"
 
 char LICENSE[] SEC("license") = "GPL";

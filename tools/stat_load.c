@@ -135,6 +135,12 @@ static const char *const map_names[STAT_MAPS] = {
 	[STAT_CONFIG] = "config", [STAT_LOST] = "lost",
 };
 
+/* The iterators that read the maps; those that only the programs read have none. */
+static const char *const reader_names[STAT_MAPS] = {
+	[STAT_COUNTS] = "read_counts", [STAT_ENDS] = "read_ends",     [STAT_TASKS] = "read_tasks",
+	[STAT_MEMORY] = "read_memory", [STAT_ARENAS] = "read_arenas", [STAT_LOST] = "read_lost",
+};
+
 struct counters {
 	struct counters_bpf *skel;
 	struct bpf_link *links[HOOKS];
@@ -145,6 +151,7 @@ struct counters {
 	bool pinned;
 	bool refused[HOOKS];
 	int maps[STAT_MAPS];
+	int readers[STAT_MAPS]; /* links */
 };
 
 static __attribute__((format(printf, 1, 2))) void say(const char *fmt, ...)
@@ -382,13 +389,38 @@ static int prepare_maps(struct counters *c, const struct counters_opts *opts)
 	return err;
 }
 
-static int pin_link(int link, const char *name)
+static int pin_link(int link, const char *dir, const char *name)
 {
 	char path[192];
 
-	snprintf(path, sizeof(path), STAT_PIN_DIR "/links/%s", name);
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/%s/%s", dir, name);
 	unlink(path);
 	return bpf_obj_pin(link, path);
+}
+
+/* Pinned beside the maps, so that those who look while others load find them. */
+static int attach_readers(struct counters *c)
+{
+	int err = 0;
+
+	for (int i = 0; !err && i < STAT_MAPS; i++) {
+		union bpf_iter_link_info info = {.map.map_fd = c->maps[i]};
+		LIBBPF_OPTS(bpf_link_create_opts, opts, .iter_info = &info,
+			    .iter_info_len = sizeof(info));
+		struct bpf_program *prog;
+
+		if (!reader_names[i])
+			continue;
+		prog = bpf_object__find_program_by_name(c->skel->obj, reader_names[i]);
+		c->readers[i] = bpf_link_create(bpf_program__fd(prog), 0, BPF_TRACE_ITER, &opts);
+		if (c->readers[i] < 0)
+			err = c->readers[i];
+		else if (c->pinned)
+			err = pin_link(c->readers[i], "readers", reader_names[i]);
+	}
+	if (err)
+		say("the counters cannot be read: %s", strerror(-err));
+	return err;
 }
 
 static int pin_hook(struct counters *c, size_t i, struct bpf_program *prog)
@@ -396,7 +428,8 @@ static int pin_hook(struct counters *c, size_t i, struct bpf_program *prog)
 	char path[192];
 	int err;
 
-	err = pin_link(c->links[i] ? bpf_link__fd(c->links[i]) : c->sessions[i], hooks[i].program);
+	err = pin_link(c->links[i] ? bpf_link__fd(c->links[i]) : c->sessions[i], "links",
+		       hooks[i].program);
 	if (err)
 		return err;
 	snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", hooks[i].program);
@@ -460,7 +493,7 @@ static int attach_programs(struct counters *c, const struct btf *btf)
 static int make_pin_dirs(void)
 {
 	static const char *const dirs[] = {STAT_PIN_DIR, STAT_PIN_DIR "/links",
-					   STAT_PIN_DIR "/programs"};
+					   STAT_PIN_DIR "/programs", STAT_PIN_DIR "/readers"};
 
 	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
 		if (mkdir(dirs[i], 0700) && errno != EEXIST) {
@@ -498,7 +531,7 @@ static int unpin_dir(const char *path)
 int counters_unpin(void)
 {
 	static const char *const dirs[] = {STAT_PIN_DIR "/links", STAT_PIN_DIR "/programs",
-					   STAT_PIN_DIR};
+					   STAT_PIN_DIR "/readers", STAT_PIN_DIR};
 	int n, sum = 0;
 
 	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
@@ -541,7 +574,7 @@ static int attach_site(const struct usdt_site *site, void *data)
 	a->found++;
 	snprintf(name, sizeof(name), "usdt_%s_%d", site->name, c->num_sites);
 	c->num_sites++;
-	return c->pinned ? pin_link(bpf_link__fd(c->sites[c->num_sites - 1]), name) : 0;
+	return c->pinned ? pin_link(bpf_link__fd(c->sites[c->num_sites - 1]), "links", name) : 0;
 }
 
 int counters_add_library(struct counters *c, const char *path)
@@ -558,6 +591,15 @@ static void unpin_programs(void)
 {
 	unpin_dir(STAT_PIN_DIR "/links");
 	unpin_dir(STAT_PIN_DIR "/programs");
+}
+
+static void close_readers(struct counters *c)
+{
+	for (int i = 0; i < STAT_MAPS; i++) {
+		if (c->readers[i] >= 0)
+			close(c->readers[i]);
+		c->readers[i] = -1;
+	}
 }
 
 static void detach(struct counters *c)
@@ -577,6 +619,7 @@ static void detach(struct counters *c)
 	c->skel = NULL;
 	for (int i = 0; i < STAT_MAPS; i++)
 		c->maps[i] = -1; /* the skeleton's */
+	close_readers(c);
 }
 
 static int start(struct counters *c, const struct btf *btf, const struct counters_opts *opts)
@@ -589,7 +632,16 @@ static int start(struct counters *c, const struct btf *btf, const struct counter
 	for (int i = 0; i < STAT_MAPS; i++)
 		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
 	err = prepare_maps(c, opts);
+	if (!err)
+		err = attach_readers(c);
 	return err ? err : attach_programs(c, btf);
+}
+
+static void forget_fds(struct counters *c)
+{
+	memset(c->sessions, -1, sizeof(c->sessions));
+	memset(c->maps, -1, sizeof(c->maps));
+	memset(c->readers, -1, sizeof(c->readers));
 }
 
 int counters_load(struct counters **out, const struct counters_opts *opts)
@@ -612,9 +664,7 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 		btf__free(btf);
 		return -ENOMEM;
 	}
-	for (int i = 0; i < STAT_MAPS; i++)
-		c->maps[i] = -1;
-	memset(c->sessions, -1, sizeof(c->sessions));
+	forget_fds(c);
 	c->pinned = opts->pin;
 	c->way = opts->trampolines || !is_preempted() || !has_sessions(btf) ? TRAMPOLINE : SESSION;
 	if (opts->pin) {
@@ -659,12 +709,14 @@ int counters_open(struct counters **out)
 	if (!c)
 		return -ENOMEM;
 	c->pinned = true;
-	memset(c->sessions, -1, sizeof(c->sessions));
-	for (int i = 0; i < STAT_MAPS; i++) {
-		snprintf(path, sizeof(path), STAT_PIN_DIR "/%s", map_names[i]);
-		c->maps[i] = bpf_obj_get(path);
-		if (c->maps[i] < 0 && !err)
-			err = c->maps[i];
+	forget_fds(c);
+	for (int i = 0; !err && i < STAT_MAPS; i++) {
+		if (!reader_names[i])
+			continue;
+		snprintf(path, sizeof(path), STAT_PIN_DIR "/readers/%s", reader_names[i]);
+		c->readers[i] = bpf_obj_get(path);
+		if (c->readers[i] < 0)
+			err = c->readers[i];
 	}
 	if (err) {
 		counters_close(c);
@@ -680,16 +732,13 @@ void counters_close(struct counters *c)
 		return;
 	if (c->skel)
 		detach(c);
-	else
-		for (int i = 0; i < STAT_MAPS; i++)
-			if (c->maps[i] >= 0)
-				close(c->maps[i]);
+	close_readers(c);
 	free(c);
 }
 
-int counters_map_fd(const struct counters *c, enum stat_map map)
+int counters_iterate(const struct counters *c, enum stat_map map)
 {
-	return c->maps[map];
+	return bpf_iter_create(c->readers[map]);
 }
 
 int counters_add_target(struct counters *c, pid_t tgid)

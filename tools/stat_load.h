@@ -56,7 +56,7 @@ struct counters_opts {
 int counters_load(struct counters **out, const struct counters_opts *opts);
 
 /**
- * counters_open() - open the maps that are pinned
+ * counters_open() - open the counters that are pinned, for reading
  * @out: the counters, to be given to counters_close()
  *
  * Return: 0, or -ENOENT if none are pinned, or another negative errno. Prints nothing.
@@ -66,7 +66,15 @@ int counters_open(struct counters **out);
 /* Detaches what counters_load() attached, unless it is pinned. */
 void counters_close(struct counters *c);
 
-int counters_map_fd(const struct counters *c, enum stat_map map);
+/**
+ * counters_iterate() - open a map for reading
+ * @c: the counters
+ * @map: neither STAT_TARGETS nor STAT_CONFIG
+ *
+ * Return: a descriptor from which read() gets key and value of one entry after the other, for the
+ * caller to close, or a negative errno. Costs those who are counted nothing: see bpf/read.bpf.c.
+ */
+int counters_iterate(const struct counters *c, enum stat_map map);
 
 /* Counts @tgid and the processes that it forks from now on. Returns 0 or a negative errno. */
 int counters_add_target(struct counters *c, pid_t tgid);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <bpf/bpf.h>
+#include <unistd.h>
 #include "stat_read.h"
 
 static const struct {
@@ -43,40 +43,99 @@ const char *medium_name(enum medium medium)
 	return names[medium];
 }
 
-/* All entries of a hash map; the caller frees both. */
-static int read_map(int fd, size_t key_size, size_t value_size, void **keys, void **values)
-{
-	LIBBPF_OPTS(bpf_map_batch_opts, opts);
-	__u32 room = 1024, n = 0, chunk, batch = 0;
-	void *in = NULL, *k, *v;
-	int err = 0;
+struct count_entry {
+	struct sluice_count_key key;
+	struct sluice_count value;
+};
 
-	*keys = malloc(room * key_size);
-	*values = malloc(room * value_size);
-	while (*keys && *values) {
-		chunk = room - n;
-		err = bpf_map_lookup_batch(fd, in, &batch, (char *)*keys + n * key_size,
-					   (char *)*values + n * value_size, &chunk, &opts);
-		if (err && err != -ENOENT && err != -ENOSPC)
-			return err;
-		/* -ENOSPC: the next bucket does not fit, what fitted is there. */
-		n += chunk;
-		if (err == -ENOENT)
-			return n;
-		in = &batch;
-		if (err != -ENOSPC && room - n >= room / 4)
-			continue;
-		room *= 2;
-		k = realloc(*keys, room * key_size);
-		if (k)
-			*keys = k;
-		v = realloc(*values, room * value_size);
-		if (v)
-			*values = v;
-		if (!k || !v)
+struct end_entry {
+	struct sluice_end_key key;
+	struct sluice_end value;
+};
+
+struct task_entry {
+	struct sluice_task_key key;
+	struct sluice_task value;
+};
+
+struct memory_entry {
+	struct sluice_task_key key;
+	struct sluice_memory value;
+};
+
+struct arena_entry {
+	struct sluice_arena_key key;
+	struct sluice_arena value;
+};
+
+/* All bytes of a map; returns their number or a negative errno. The caller frees @bytes. */
+static ssize_t read_bytes(const struct counters *c, enum stat_map map, char **bytes)
+{
+	size_t room = 1 << 16, used = 0;
+	ssize_t n = -ENOMEM;
+	char *more;
+	int fd;
+
+	*bytes = NULL;
+	fd = counters_iterate(c, map);
+	if (fd < 0)
+		return fd;
+	for (;;) {
+		more = realloc(*bytes, room);
+		if (!more) {
+			n = -ENOMEM;
 			break;
+		}
+		*bytes = more;
+		while (used < room && (n = read(fd, *bytes + used, room - used)) > 0)
+			used += n;
+		if (used < room) {
+			n = n < 0 ? -errno : (ssize_t)used;
+			break;
+		}
+		room *= 2;
 	}
-	return -ENOMEM;
+	close(fd);
+	return n;
+}
+
+static int compare_keys(const void *a, const void *b, void *key_size)
+{
+	return memcmp(a, b, *(size_t *)key_size);
+}
+
+/*
+ * The entries of a map, each once, for the caller to free. Returns their number in @n, or a negative
+ * errno.
+ *
+ * The iterator holds no lock. Entries that come may show it another one twice, of which one stays here.
+ * Where entries go, as those of ended threads and processes do if the counters are always on, it may
+ * pass over a neighbour, or see half of the entry that takes the place: one of thousands, and the next
+ * look is right again.
+ */
+static void *read_map(const struct counters *c, enum stat_map map, size_t key_size,
+		      size_t entry_size, int *n)
+{
+	char *entries, *to;
+	ssize_t size;
+
+	*n = 0;
+	size = read_bytes(c, map, &entries);
+	if (size < 0)
+		*n = size;
+	if (size <= 0)
+		return entries;
+	qsort_r(entries, size / entry_size, entry_size, compare_keys, &key_size);
+	to = entries;
+	for (char *from = entries; from + entry_size <= entries + size; from += entry_size) {
+		if (*n && !memcmp(to - entry_size, from, key_size))
+			continue;
+		if (to != from)
+			memcpy(to, from, entry_size);
+		to += entry_size;
+		++*n;
+	}
+	return entries;
 }
 
 /* Names are set by the processes themselves: nothing but printable ASCII reaches a terminal. */
@@ -193,8 +252,8 @@ __u64 process_bytes(const struct process *p, enum medium medium, enum sluice_dir
 /* By process, then by thread, medium and direction, so that a thread's sleep can be added up. */
 static int compare_counts(const void *a, const void *b)
 {
-	const struct sluice_count_key *x = *(const struct sluice_count_key *const *)a;
-	const struct sluice_count_key *y = *(const struct sluice_count_key *const *)b;
+	const struct sluice_count_key *x = &((const struct count_entry *)a)->key;
+	const struct sluice_count_key *y = &((const struct count_entry *)b)->key;
 
 	if (x->tgid != y->tgid)
 		return x->tgid < y->tgid ? -1 : 1;
@@ -207,26 +266,19 @@ static int compare_counts(const void *a, const void *b)
 	return (int)x->kind - (int)y->kind;
 }
 
-static int add_counts(struct snapshot *s, struct sluice_count_key *keys,
-		      struct sluice_count *values, int n)
+static int add_counts(struct snapshot *s, struct count_entry *entries, int n)
 {
-	const struct sluice_count_key **order, *k, *last = NULL;
+	const struct sluice_count_key *last = NULL;
 	__u64 sleep[MEDIUMS] = {0};
 	struct process *p;
 	int index = -1;
 
-	order = malloc((n + 1) * sizeof(*order));
-	if (!order)
-		return -ENOMEM;
-	for (int i = 0; i < n; i++)
-		order[i] = &keys[i];
-	qsort(order, n, sizeof(*order), compare_counts);
+	qsort(entries, n, sizeof(*entries), compare_counts);
 	for (int i = 0; i < n; i++) {
-		const struct sluice_count *value;
+		const struct sluice_count_key *k = &entries[i].key;
+		const struct sluice_count *value = &entries[i].value;
 		enum medium medium;
 
-		k = order[i];
-		value = &values[k - keys];
 		if (k->kind >= SLUICE_KINDS || k->dir > SLUICE_IN)
 			continue;
 		if (!k->tgid && !k->start_ns && !value->calls && !value->waits)
@@ -237,10 +289,8 @@ static int add_counts(struct snapshot *s, struct sluice_count_key *keys,
 		else if (!last || last->tgid != k->tgid || last->start_ns != k->start_ns ||
 			 index < 0 || !k->tgid)
 			index = get_process(s, k->tgid, k->start_ns);
-		if (index < 0) {
-			free(order);
+		if (index < 0)
 			return -ENOMEM;
-		}
 		p = &s->processes[index];
 		if (!last || last->tgid != k->tgid || last->start_ns != k->start_ns ||
 		    last->tid != k->tid || last->dir != k->dir) {
@@ -256,86 +306,82 @@ static int add_counts(struct snapshot *s, struct sluice_count_key *keys,
 		if (sleep[medium] > p->longest_sleep_ns[medium][k->dir])
 			p->longest_sleep_ns[medium][k->dir] = sleep[medium];
 	}
-	free(order);
 	return 0;
 }
 
 static int read_counts(struct snapshot *s, const struct counters *c)
 {
-	struct sluice_count_key *keys;
-	struct sluice_count *values;
+	struct count_entry *entries;
 	int n;
 
-	n = read_map(counters_map_fd(c, STAT_COUNTS), sizeof(*keys), sizeof(*values),
-		     (void **)&keys, (void **)&values);
+	entries = read_map(c, STAT_COUNTS, sizeof(entries->key), sizeof(*entries), &n);
 	if (n > 0)
-		n = add_counts(s, keys, values, n);
-	free(keys);
-	free(values);
+		n = add_counts(s, entries, n);
+	free(entries);
 	return n < 0 ? n : 0;
 }
 
 static int read_memory(struct snapshot *s, const struct counters *c)
 {
-	struct sluice_task_key *keys;
-	struct sluice_memory *values;
+	struct memory_entry *entries;
 	int n, index = 0;
 
-	n = read_map(counters_map_fd(c, STAT_MEMORY), sizeof(*keys), sizeof(*values),
-		     (void **)&keys, (void **)&values);
+	entries = read_map(c, STAT_MEMORY, sizeof(entries->key), sizeof(*entries), &n);
 	for (int i = 0; i < n && index >= 0; i++) {
-		index = get_process(s, keys[i].tgid, keys[i].start_ns);
+		index = get_process(s, entries[i].key.tgid, entries[i].key.start_ns);
 		if (index >= 0)
-			s->processes[index].memory = values[i];
+			s->processes[index].memory = entries[i].value;
 	}
-	free(keys);
-	free(values);
+	free(entries);
 	return n < 0 ? n : index < 0 ? -ENOMEM : 0;
 }
 
-static void read_names(struct snapshot *s, const struct counters *c)
+static int read_names(struct snapshot *s, const struct counters *c)
 {
+	struct task_entry *entries;
+	int n;
+
+	entries = read_map(c, STAT_TASKS, sizeof(entries->key), sizeof(*entries), &n);
+	for (int i = 0; i < n; i++) {
+		const struct sluice_task *t = &entries[i].value;
+		int index = find_process(s, entries[i].key.tgid, entries[i].key.start_ns);
+
+		if (index < 0)
+			continue;
+		copy_comm(s->processes[index].comm, sizeof(s->processes[index].comm), t->comm,
+			  sizeof(t->comm));
+		s->processes[index].ppid = t->ppid;
+		s->processes[index].exit_ns = t->exit_ns;
+	}
+	free(entries);
 	for (int i = 0; i < s->num_processes; i++) {
 		struct process *p = &s->processes[i];
-		struct sluice_task_key key = {.start_ns = p->start_ns, .tgid = p->tgid};
-		struct sluice_task t;
 
 		if (!p->tgid) {
 			p->exited = p->start_ns == 1;
 			p->other = !p->exited;
 			snprintf(p->comm, sizeof(p->comm), p->exited ? "(ended)" : "(other)");
-			continue;
-		}
-		if (bpf_map_lookup_elem(counters_map_fd(c, STAT_TASKS), &key, &t)) {
+		} else if (!p->exit_ns) {
+			/* The map has the name at the first call, before any exec or rename. */
 			read_comm(p);
-			continue;
 		}
-		copy_comm(p->comm, sizeof(p->comm), t.comm, sizeof(t.comm));
-		p->ppid = t.ppid;
-		p->exit_ns = t.exit_ns;
-		/* The map has the name at the first call, before any exec or rename. */
-		if (!p->exit_ns)
-			read_comm(p);
 	}
+	return n < 0 ? n : 0;
 }
-
-struct end {
-	const struct sluice_end_key *key;
-	const struct sluice_end *value;
-};
 
 static int compare_ends(const void *a, const void *b)
 {
-	const struct end *x = a, *y = b;
-	int mx = kinds[x->key->kind].medium, my = kinds[y->key->kind].medium;
+	const struct sluice_end_key *x = &((const struct end_entry *)a)->key;
+	const struct sluice_end_key *y = &((const struct end_entry *)b)->key;
+	int mx = kinds[x->kind].medium, my = kinds[y->kind].medium;
 
 	if (mx != my)
 		return mx - my;
-	if (x->key->dev != y->key->dev)
-		return x->key->dev < y->key->dev ? -1 : 1;
-	if (x->key->ino != y->key->ino)
-		return x->key->ino < y->key->ino ? -1 : 1;
-	return (int)x->key->dir - (int)y->key->dir;
+	if (x->dev != y->dev)
+		return x->dev < y->dev ? -1 : 1;
+	if (x->ino != y->ino)
+		return x->ino < y->ino ? -1 : 1;
+	return (int)x->dir - (int)y->dir;
 }
 
 static int add_edge(struct snapshot *s, int from, int to, enum medium medium, __u64 bytes,
@@ -377,35 +423,34 @@ static int add_edge(struct snapshot *s, int from, int to, enum medium medium, __
  * The ends of one channel. With one process at either side the other side's bytes are the edges;
  * with several at both, each pair gets its share of what was read.
  */
-static int add_channel(struct snapshot *s, const struct end *ends, int n)
+static int add_channel(struct snapshot *s, const struct end_entry *ends, int n)
 {
-	enum medium medium = kinds[ends->key->kind].medium;
+	enum medium medium = kinds[ends->key.kind].medium;
 	__u64 out = 0, in = 0;
 	int writers = 0, err = 0;
 
-	while (writers < n && ends[writers].key->dir == SLUICE_OUT)
-		out += ends[writers++].value->bytes;
+	while (writers < n && ends[writers].key.dir == SLUICE_OUT)
+		out += ends[writers++].value.bytes;
 	for (int i = writers; i < n; i++)
-		in += ends[i].value->bytes;
+		in += ends[i].value.bytes;
 	for (int i = 0; i < writers && !err; i++) {
-		const struct end *w = &ends[i];
-		int from = find_process(s, w->key->tgid, w->key->start_ns);
+		const struct end_entry *w = &ends[i];
+		int from = find_process(s, w->key.tgid, w->key.start_ns);
 
 		if (writers == n)
-			err = add_edge(s, from, -1, medium, w->value->bytes, w->value->calls,
-				       false);
+			err = add_edge(s, from, -1, medium, w->value.bytes, w->value.calls, false);
 		for (int j = writers; j < n && !err && in; j++) {
-			const struct end *r = &ends[j];
-			int to = find_process(s, r->key->tgid, r->key->start_ns);
-			double share = (double)r->value->bytes / in;
+			const struct end_entry *r = &ends[j];
+			int to = find_process(s, r->key.tgid, r->key.start_ns);
+			double share = (double)r->value.bytes / in;
 
-			err = add_edge(s, from, to, medium, w->value->bytes * share,
-				       w->value->calls, writers > 1 && n - writers > 1);
+			err = add_edge(s, from, to, medium, w->value.bytes * share, w->value.calls,
+				       writers > 1 && n - writers > 1);
 		}
 	}
 	for (int j = 0; j < n && !writers && !err; j++)
-		err = add_edge(s, -1, find_process(s, ends[j].key->tgid, ends[j].key->start_ns),
-			       medium, ends[j].value->bytes, ends[j].value->calls, false);
+		err = add_edge(s, -1, find_process(s, ends[j].key.tgid, ends[j].key.start_ns),
+			       medium, ends[j].value.bytes, ends[j].value.calls, false);
 	return err;
 }
 
@@ -418,74 +463,75 @@ static int compare_edges(const void *a, const void *b)
 
 static int read_edges(struct snapshot *s, const struct counters *c)
 {
-	struct sluice_end_key *keys;
-	struct sluice_end *values;
-	struct end *ends = NULL;
+	struct end_entry *ends;
 	int n, m = 0, err = 0;
 
-	n = read_map(counters_map_fd(c, STAT_ENDS), sizeof(*keys), sizeof(*values), (void **)&keys,
-		     (void **)&values);
-	if (n > 0)
-		ends = calloc(n, sizeof(*ends));
-	for (int i = 0; ends && i < n; i++)
-		if (keys[i].kind < SLUICE_KINDS && keys[i].ino)
-			ends[m++] = (struct end){&keys[i], &values[i]};
-	if (n > 0 && !ends)
-		err = -ENOMEM;
-	if (ends)
+	ends = read_map(c, STAT_ENDS, sizeof(ends->key), sizeof(*ends), &n);
+	for (int i = 0; i < n; i++)
+		if (ends[i].key.kind < SLUICE_KINDS && ends[i].key.ino)
+			ends[m++] = ends[i];
+	if (m)
 		qsort(ends, m, sizeof(*ends), compare_ends);
 	for (int i = 0, len; i < m && !err; i += len) {
 		for (len = 1; i + len < m; len++)
-			if (ends[i].key->ino != ends[i + len].key->ino ||
-			    ends[i].key->dev != ends[i + len].key->dev ||
-			    kinds[ends[i].key->kind].medium !=
-				    kinds[ends[i + len].key->kind].medium)
+			if (ends[i].key.ino != ends[i + len].key.ino ||
+			    ends[i].key.dev != ends[i + len].key.dev ||
+			    kinds[ends[i].key.kind].medium != kinds[ends[i + len].key.kind].medium)
 				break;
 		err = add_channel(s, &ends[i], len);
 	}
 	if (s->num_edges)
 		qsort(s->edges, s->num_edges, sizeof(*s->edges), compare_edges);
 	free(ends);
-	free(keys);
-	free(values);
 	return n < 0 ? n : err;
 }
 
 static int read_arenas(struct snapshot *s, const struct counters *c)
 {
-	struct sluice_arena_key *keys;
-	struct sluice_arena *values;
+	struct arena_entry *entries;
 	int n;
 
-	n = read_map(counters_map_fd(c, STAT_ARENAS), sizeof(*keys), sizeof(*values),
-		     (void **)&keys, (void **)&values);
+	entries = read_map(c, STAT_ARENAS, sizeof(entries->key), sizeof(*entries), &n);
 	if (n > 0) {
 		s->arenas = calloc(n, sizeof(*s->arenas));
 		if (!s->arenas)
 			n = -ENOMEM;
 	}
 	for (int i = 0; i < n; i++) {
-		s->arenas[i].key = keys[i];
-		s->arenas[i].count = values[i];
-		s->arenas[i].process = find_process(s, keys[i].tgid, keys[i].start_ns);
+		s->arenas[i].key = entries[i].key;
+		s->arenas[i].count = entries[i].value;
+		s->arenas[i].process =
+			find_process(s, entries[i].key.tgid, entries[i].key.start_ns);
 		s->num_arenas++;
 	}
-	free(keys);
-	free(values);
+	free(entries);
+	return n < 0 ? n : 0;
+}
+
+static int read_lost(struct snapshot *s, const struct counters *c)
+{
+	ssize_t n;
+	char *at;
+
+	n = read_bytes(c, STAT_LOST, &at);
+	if (n >= 0 && (size_t)n != sizeof(__u32) + sizeof(s->lost))
+		n = -EIO;
+	if (n > 0)
+		memcpy(&s->lost, at + sizeof(__u32), sizeof(s->lost));
+	free(at);
 	return n < 0 ? n : 0;
 }
 
 int snapshot_read(struct snapshot *s, const struct counters *c)
 {
 	struct timespec ts;
-	__u32 zero = 0;
 	int err;
 
 	memset(s, 0, sizeof(*s));
 	clock_gettime(CLOCK_BOOTTIME, &ts);
 	s->now_ns = ts.tv_sec * 1000000000ull + ts.tv_nsec;
 	counters_missed(c, &s->missed, &s->missed_costs);
-	err = bpf_map_lookup_elem(counters_map_fd(c, STAT_LOST), &zero, &s->lost);
+	err = read_lost(s, c);
 	if (!err)
 		err = read_counts(s, c);
 	if (!err)
@@ -495,7 +541,7 @@ int snapshot_read(struct snapshot *s, const struct counters *c)
 	if (!err)
 		err = read_arenas(s, c);
 	if (!err)
-		read_names(s, c);
+		err = read_names(s, c);
 	return err;
 }
 

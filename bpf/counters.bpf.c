@@ -7,5 +7,6 @@
 #include "task.bpf.c"
 #include "arena.bpf.c"
 #include "read.bpf.c"
+#include "session.bpf.c"
 
 char LICENSE[] SEC("license") = "GPL";

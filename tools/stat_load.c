@@ -344,6 +344,7 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		if (!c->skel)
 			return say_refused(-errno);
 		c->skel->rodata->only_targets = opts->only_targets;
+		bpf_program__set_autoload(c->skel->progs.session_number, c->way == SESSION);
 		err = choose_programs(c, btf, opts);
 		if (!err)
 			err = size_maps(c, opts);
@@ -451,11 +452,33 @@ static int attach_session(struct bpf_program *prog, const char *function)
 	return fd < 0 ? -errno : fd;
 }
 
+/*
+ * The function graph tracer numbers its users from 0 to 15, and then from 0 again: all sessions are one
+ * of them, until the last has gone. When a function returns, the tracer calls those who asked for that
+ * when it began, and number 0 even if it did not ask. So where a thread has been in the function since
+ * before there were sessions of that number, below those of an earlier load, the kernel warns that it
+ * finds nothing (fprobe_return(), 7.3), and stops if it is told to stop at warnings. Hence nobody
+ * stays number 0; only a thread that returns before the first session has gone again can meet it.
+ */
+static bool is_number_0(const struct counters *c)
+{
+	LIBBPF_OPTS(bpf_test_run_opts, opts);
+
+	return !bpf_prog_test_run_opts(bpf_program__fd(c->skel->progs.session_number), &opts) &&
+	       !opts.retval;
+}
+
 static int attach_hook(struct counters *c, size_t i, struct bpf_program *prog,
 		       const struct btf *btf)
 {
-	if (hooks[i].way == SESSION && hooks[i].functions[0]) {
-		c->sessions[i] = attach_session(prog, find_function(btf, &hooks[i]));
+	if (hooks[i].way == SESSION) {
+		const char *function = find_function(btf, &hooks[i]);
+
+		c->sessions[i] = attach_session(prog, function);
+		if (c->sessions[i] >= 0 && is_number_0(c)) {
+			close(c->sessions[i]);
+			c->sessions[i] = attach_session(prog, function);
+		}
 		return c->sessions[i] < 0 ? c->sessions[i] : 0;
 	}
 	c->links[i] = bpf_program__attach(prog);

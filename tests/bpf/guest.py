@@ -305,7 +305,7 @@ def bpf_objects():
     """Names of the counters' programs and maps that the kernel still has, and the links."""
     ours = {"counts", "ends", "tasks", "memory", "arenas", "targets", "config", "lost", "records",
             "pipe_write_exit", "pipe_write_call", "splice_exit", "splice_call", "task_switch",
-            "fault_exit"}
+            "fault_exit", "read_counts"}
     found = []
     for what in ("prog", "map"):
         objects = json.loads(run("bpftool", "-j", what, "show").stdout)

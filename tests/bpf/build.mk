@@ -5,7 +5,7 @@
 
 ifeq ($(BPF_MISSING),)
 BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead press storm)
-BPF_KERNELS := 6.1 6.12 newest
+BPF_KERNELS := newest 6.12 6.1
 BPF_LOADER := $(B)/tools/stat_load.o $(B)/tools/stat_usdt.o
 
 $(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o $(B)/lib/libsluice.a
@@ -23,5 +23,6 @@ $(BPF_TESTS):
 check-bpf: tools $(BPF_TESTS) $(BPF_KERNELS:%=$(B)/kmod/%/sluice.ko)
 	$(Q)tests/bpf/run $(BPF_KERNELS)
 
+CHECKS += check-bpf
 GUEST_CHECKS += check-bpf
 endif

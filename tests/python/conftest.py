@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver, resource_tracker
 
 import pytest
 
@@ -103,32 +104,58 @@ def _says_where(pid):
     return bool(caught >> (signal.SIGUSR1 - 1) & 1)
 
 
-def _give_up(limit):
-    """The test takes too long: all stacks to its standard error, no child is left."""
-    children = _descendants()
-    faulthandler.dump_traceback()
-    for pid in filter(_says_where, children):
-        os.write(2, b"\nchild %d:\n" % pid)
+def _stacks(fd):
+    faulthandler.dump_traceback(fd)
+    for pid in filter(_says_where, _descendants()):
+        os.write(fd, b"\nchild %d:\n" % pid)
         os.kill(pid, signal.SIGUSR1)
         time.sleep(0.2)
-    for pid in children:
+
+
+def _end_children():
+    """Of a test that was given up; the helpers of multiprocessing stay."""
+    # torch's handler would raise what became of its workers somewhere else.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    torchs = sys.modules.get("torch.utils.data._utils.signal_handling")
+    if torchs is not None:
+        torchs._SIGCHLD_handler_set = False
+    helpers = resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid
+    for pid in _descendants().difference(helpers):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    pytest.fail("takes longer than %g s" % limit)
+    # The traceback has what torch's handler knows them by.
+    sys.last_value = sys.last_traceback = sys.last_exc = None
+    gc.collect()
+
+
+GRACE = 30  # seconds that a test which was given up may take to end
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     limit = item.config.getoption("--limit")
-    signal.signal(signal.SIGALRM, lambda *_: _give_up(limit))
-    signal.setitimer(signal.ITIMER_REAL, limit)
+    alarms = []
+
+    def give_up(*_):
+        alarms.append(time.monotonic())
+        if len(alarms) > 1:
+            _stacks(item.config.unseized_stderr)
+            os._exit(1)
+        _stacks(2)
+        pytest.fail("takes longer than %g s" % limit)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit, GRACE)
     # Where even signal handlers do not run, the process ends.
-    faulthandler.dump_traceback_later(limit + 10, exit=True, file=item.config.unseized_stderr)
+    err = item.config.unseized_stderr
+    faulthandler.dump_traceback_later(limit + 2 * GRACE, exit=True, file=err)
     yield
     faulthandler.cancel_dump_traceback_later()
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if alarms:
+        _end_children()
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@
 # come from another host.  TAP goes to DIR/python-gpu.tap and DIR/python.tap, a line as each test
 # ends.  PYTHON chooses the interpreter; without it the first of python3 and /usr/bin/python3 is
 # taken whose torch finds a GPU.  All of it ends within LIMIT seconds: by default 150 where pytest-xdist
-# runs the files side by side, else 520.  What a suite leaves running is killed with it.
+# runs them side by side, else 520.  What a suite leaves running is killed with it.
 set -u
 
 out=${1:?usage: gpu.sh DIR}
@@ -24,7 +24,7 @@ fi
 # Some tests measure, so half of the processors stay free.
 spread=
 if "$python" -c 'import xdist' 2>/dev/null; then
-	spread="-n $(($(nproc) / 2 + 1)) --dist loadfile"
+	spread="-n $(($(nproc) / 2 + 1)) --dist load"
 	seconds=${LIMIT:-150}
 	export SLUICE_KILLS="${SLUICE_KILLS:-40}" SLUICE_EPOCHS="${SLUICE_EPOCHS:-40}" # of 100
 else

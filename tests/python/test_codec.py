@@ -5,6 +5,9 @@ import dataclasses
 import datetime
 import enum
 import os
+import platform
+import subprocess
+import sys
 import time
 import typing
 
@@ -316,6 +319,30 @@ def test_lists_of_strings_are_packed():
     strings = ["name-%04d" % i for i in range(10000)]
     assert _sluice.encode(strings, codec).nbytes < 10000 * (9 + 8) + 1000
     assert round_trip(strings) == strings
+
+
+HEAP = """
+import resource, sluice
+q = sluice.Queue(2)
+text = ["%08d" % i * 1024 for i in range(64)]
+def faults(n):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(n):
+        q.put(text)
+        got = q.get()
+    assert got == text
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults(20)
+print(faults(200))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how other C libraries trim a heap")
+def test_lists_of_strings_keep_their_heap():
+    """Else malloc gives 512 KiB back with every list, and each page of them faults again."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    out = subprocess.run([sys.executable, "-c", HEAP], env=env, stdout=subprocess.PIPE, check=True)
+    assert int(out.stdout) < 200
 
 
 def test_recursive():

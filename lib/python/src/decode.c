@@ -186,6 +186,26 @@ static PyObject *text(uint8_t kind, const char *p, uint64_t len)
 				: PyBytes_FromStringAndSize(p, len);
 }
 
+#define HEAP_KEEP_MAX (16UL << 20)
+
+/*
+ * The strings of one object are often freed when those of the next are there.  malloc returns what
+ * is free at the end of its heap to the kernel, and gets it back page by page, until it has seen a
+ * block of that size come and go: that costs several times what making the strings does.
+ */
+static void heap_keep(uint64_t bytes)
+{
+	static _Atomic(uint64_t) kept;
+	void *volatile block;
+
+	bytes = bytes < HEAP_KEEP_MAX ? bytes : HEAP_KEEP_MAX;
+	if (bytes <= atomic_load_explicit(&kept, memory_order_relaxed))
+		return;
+	atomic_store_explicit(&kept, bytes, memory_order_relaxed);
+	block = malloc(bytes);
+	free(block);
+}
+
 static PyObject *read_strings(struct reader *r)
 {
 	uint64_t table, off, len, from, to = 0;
@@ -198,6 +218,7 @@ static PyObject *read_strings(struct reader *r)
 		return NULL;
 	if (table > r->len || (n + 1ULL) * sizeof(uint64_t) > r->len - table)
 		return damaged("a string table lies outside the extent");
+	heap_keep(2 * len); /* those that are freed, and the new */
 	seq = container == WIRE_LIST ? remember(r, PyList_New(n)) : PyTuple_New(n);
 	for (uint32_t i = 0; seq && i < n; i++) {
 		PyObject *s;

@@ -202,7 +202,7 @@ def iceoryx2(kind, seconds):
 
 
 def by_hand(kind, seconds):
-    return w9.by_hand(seconds)
+    return w9.by_hand(kind, seconds)
 
 
 def torch_queue(strategy, kind, seconds):
@@ -242,7 +242,7 @@ ONLY = {
     "multiprocessing.Queue": ("bytes", "numpy"),
     "torch, file_descriptor": ("torch", TOKENS, IMAGES),
     "torch, file_system": ("torch", TOKENS, IMAGES),
-    "shared_memory by hand": ("numpy",),
+    "shared_memory by hand": ("bytes", "numpy", "torch"),
     "Ray": ("bytes", "numpy", "torch", TOKENS, IMAGES),
     "iceoryx2": ("bytes", VIEW, "numpy", "torch"),  # flat memory
 }

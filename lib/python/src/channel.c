@@ -198,7 +198,8 @@ static bool wait_goes_on(const struct py_channel *self, int rc, uint64_t deadlin
 		return closed();
 	if (deadline_passed(deadline))
 		return false;
-	if (alive == Py_None)
+	/* -EAGAIN: nothing was waited for yet. */
+	if (alive == Py_None || rc == -EAGAIN)
 		return true;
 	r = PyObject_CallObject(alive, NULL);
 	Py_XDECREF(r);

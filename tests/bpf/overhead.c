@@ -14,7 +14,7 @@
 #include <unistd.h>
 #include "stat_load.h"
 
-#define ROUNDS 2
+#define ROUNDS 3
 #define TRIES  8
 #define CASES  3
 #define LIMIT  0.97

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* sluice stat: who moves how many bytes through what, now, for people and for programs. */
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +11,6 @@
 #include "stat_load.h"
 #include "stat_read.h"
 #include "stat_write.h"
-
-static volatile sig_atomic_t stop;
-
-static void on_signal(int sig)
-{
-	stop = 1;
-}
 
 static int bad_usage(const char *what, const char *value)
 {
@@ -129,7 +121,11 @@ static int write_once(const struct options *o, const struct snapshot *now,
 		if (err)
 			complain("stat", "cannot write %s: %s", o->path, strerror(-err));
 	}
-	return err || ferror(stdout) ? -EIO : 0;
+	if (!err && ferror(stdout)) {
+		err = -EIO;
+		complain("stat", "cannot write to standard output: %s", strerror(errno));
+	}
+	return err;
 }
 
 /* The first look of a live display has nothing to subtract: it shows what was counted so far. */
@@ -137,28 +133,25 @@ static int watch(const struct options *o, struct counters *c)
 {
 	struct snapshot looks[2] = {0};
 	struct live *live = NULL;
-	int now = 0, err = 0;
+	int now = 0, err = 0, unread = 0;
 
 	if (o->output == LIVE) {
 		live = live_start(o->sort);
 		if (!live)
 			return EXIT_BROKEN;
 	}
-	for (uint64_t n = 0; !stop && !err && (!o->count || n < o->count); n++) {
-		if (n && live_wait(live, o->interval))
-			break;
-		if (stop)
+	for (uint64_t n = 0; !err && (!o->count || n < o->count); n++) {
+		if (n && !live_wait(live, o->interval))
 			break;
 		snapshot_free(&looks[now]);
-		err = snapshot_read(&looks[now], c);
-		if (err) {
-			complain("stat", "cannot read the maps: %s", strerror(-err));
-			break;
-		}
-		err = write_once(o, &looks[now], n ? &looks[!now] : NULL, live);
+		unread = snapshot_read(&looks[now], c);
+		err = unread ? unread : write_once(o, &looks[now], n ? &looks[!now] : NULL, live);
 		now = !now;
 	}
 	live_end(live);
+	/* Not on the screen that is gone now. */
+	if (unread)
+		complain("stat", "cannot read the maps: %s", strerror(-unread));
 	snapshot_free(&looks[0]);
 	snapshot_free(&looks[1]);
 	return err ? EXIT_BROKEN : EXIT_OK;
@@ -177,7 +170,6 @@ static int run_verb(const char *verb, const char *library, unsigned int entries)
 
 int cmd_stat(int argc, char **argv)
 {
-	struct sigaction action = {.sa_handler = on_signal};
 	const char *interval = NULL, *library = NULL;
 	struct options o = {.interval = 2};
 	uint64_t entries = 0;
@@ -228,7 +220,7 @@ int cmd_stat(int argc, char **argv)
 		return run_verb(argv[ret], library, entries);
 	if (interval && !parse_seconds(interval, &o.interval))
 		return bad_usage("--interval takes 0.05 to 86400 seconds, not", interval);
-	if (o.sort && !live_is_column(o.sort))
+	if (o.sort && !live_is_order(o.sort))
 		return bad_usage("no such column:", o.sort);
 	o.output = json ? JSON : o.path ? OPENMETRICS : LIVE;
 	if (o.path && !strcmp(o.path, "-"))
@@ -243,8 +235,7 @@ int cmd_stat(int argc, char **argv)
 		if (counters_load(&c, &load))
 			return EXIT_BROKEN;
 	}
-	sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
+	live_catch_signals();
 	ret = watch(&o, c);
 	counters_close(c);
 	return ret;

@@ -6,15 +6,21 @@
 
 struct live;
 
-bool live_is_column(const char *name);
+bool live_is_order(const char *name);
 
-/* Takes the terminal if there is one. @sort: a column or NULL. Returns NULL without memory. */
+/* What ends a program ends a wait. */
+void live_catch_signals(void);
+
+/* Takes the terminal if there is one. @sort: an order or NULL. Returns NULL without memory. */
 struct live *live_start(const char *sort);
 
-/* @before: the look before, or NULL. */
+/* @before: the look before, or NULL. Both are drawn again in live_wait(). */
 void live_show(struct live *live, const struct snapshot *now, const struct snapshot *before);
 
-/* Waits for @seconds or a key (@live may be NULL). Returns true if the user wants to leave. */
+/*
+ * Waits for @seconds (@live may be NULL); keys and a new size of the terminal draw the same look
+ * again. Returns false if the user or a signal ends it.
+ */
 bool live_wait(struct live *live, double seconds);
 
 void live_end(struct live *live);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* The counters for other programs: JSON, and OpenMetrics for the node exporter or a scrape. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "json.h"
 #include "stat_write.h"
@@ -351,20 +353,28 @@ void write_openmetrics(FILE *f, const struct snapshot *s)
 int save_openmetrics(const char *path, const struct snapshot *s)
 {
 	char tmp[4096];
-	int err = 0;
+	int fd, err = 0;
 	FILE *f;
 
 	/* The node exporter reads *.prom; this name it leaves alone. */
-	if (snprintf(tmp, sizeof(tmp), "%s.%d.tmp", path, getpid()) >= (int)sizeof(tmp))
+	if (snprintf(tmp, sizeof(tmp), "%s.XXXXXX.tmp", path) >= (int)sizeof(tmp))
 		return -ENAMETOOLONG;
-	f = fopen(tmp, "we");
-	if (!f)
+	fd = mkostemps(tmp, strlen(".tmp"), O_CLOEXEC);
+	if (fd < 0)
 		return -errno;
-	write_openmetrics(f, s);
-	if (ferror(f))
-		err = -EIO;
-	if (fclose(f))
+	f = fdopen(fd, "w");
+	/* Whatever the umask: the node exporter is another user. */
+	if (!f || fchmod(fd, 0644))
 		err = -errno;
+	if (f) {
+		write_openmetrics(f, s);
+		if (ferror(f) && !err)
+			err = -EIO;
+		if (fclose(f) && !err)
+			err = -errno;
+	} else {
+		close(fd);
+	}
 	if (!err && rename(tmp, path))
 		err = -errno;
 	if (err)

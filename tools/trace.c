@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* sluice trace: run a command, or watch processes, and say what went through what. */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,15 +21,19 @@
 
 #define MAX_PIDS 64
 
+/* What a command gets to end after an interrupt, which the terminal sends to both. */
+#define GRACE_NS 2000000000ull
+
 /* Number of the inode of the first pid namespace, the one whose pids the kernel counts by. */
 #define INIT_PID_NS "pid:[4026531836]"
 
 struct options {
 	pid_t pids[MAX_PIDS];
+	struct pollfd alive[MAX_PIDS]; /* pidfds of those that -p named */
 	int num_pids;
 	double seconds;
-	const char *plot;
-	const char *output;
+	const char *plot, *output;
+	FILE *plot_file, *output_file;
 	bool json;
 };
 
@@ -79,11 +85,80 @@ static __u64 boot_ns(void)
 	return ts.tv_sec * 1000000000ull + ts.tv_nsec;
 }
 
-/* The child holds still until it is counted; an eventfd, since what it waits on is not counted. */
+/* Leaves out what is no process, and says so. Returns how many are left. */
+static int open_pids(struct options *o)
+{
+	int n = 0;
+
+	for (int i = 0; i < o->num_pids; i++) {
+		int fd = syscall(SYS_pidfd_open, o->pids[i], 0);
+
+		if (fd < 0) {
+			bool thread = errno == EINVAL || errno == ENOENT;
+
+			complain("trace", "cannot trace pid %d: %s", o->pids[i],
+				 thread ? "it is a thread, and -p takes the process it belongs to"
+					: strerror(errno));
+			continue;
+		}
+		o->pids[n] = o->pids[i];
+		o->alive[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+	}
+	o->num_pids = n;
+	return n;
+}
+
+/* Also of one that nobody has waited for yet. */
+static bool all_ended(struct options *o)
+{
+	int left = 0;
+
+	poll(o->alive, o->num_pids, 0);
+	for (int i = 0; i < o->num_pids; i++)
+		left += !o->alive[i].revents;
+	return !left;
+}
+
+static FILE *open_file(const char *path)
+{
+	FILE *f = fopen(path, "we");
+
+	if (!f)
+		complain("trace", "cannot write %s: %s", path, strerror(errno));
+	return f;
+}
+
+/* Before anything runs: a report is not to be lost when the job is over. */
+static int open_files(struct options *o)
+{
+	if (o->output && !(o->output_file = open_file(o->output)))
+		return -1;
+	if (o->plot && !(o->plot_file = open_file(o->plot)))
+		return -1;
+	return 0;
+}
+
+static int close_file(FILE *f, const char *path)
+{
+	if (!f)
+		return 0;
+	if (fflush(f) || ferror(f)) {
+		complain("trace", "cannot write %s: %s", path, strerror(errno));
+		fclose(f);
+		return -EIO;
+	}
+	return fclose(f);
+}
+
+/*
+ * The child holds still until it is counted; an eventfd, since what it waits on is not counted. It
+ * is what the child says there as well if the command cannot be run.
+ */
 static pid_t start_command(char **argv, int *go)
 {
 	__u64 one;
 	pid_t pid;
+	int err;
 
 	*go = eventfd(0, EFD_CLOEXEC);
 	if (*go < 0)
@@ -93,8 +168,18 @@ static pid_t start_command(char **argv, int *go)
 		return pid;
 	if (read(*go, &one, sizeof(one)) == sizeof(one))
 		execvp(argv[0], argv);
-	complain("trace", "cannot run %s: %s", argv[0], strerror(errno));
-	_exit(errno == ENOENT ? 127 : 126);
+	err = errno;
+	complain("trace", "cannot run %s: %s", argv[0], strerror(err));
+	eventfd_write(*go, 1);
+	_exit(err == ENOENT ? 127 : 126);
+}
+
+/* Whether a command that has ended had been started. */
+static bool has_run(int go)
+{
+	struct pollfd fd = {.fd = go, .events = POLLIN};
+
+	return poll(&fd, 1, 0) <= 0;
 }
 
 static void nap(void)
@@ -103,13 +188,16 @@ static void nap(void)
 }
 
 /* Until the command ends, or all the pids, or a signal, or the time. Returns the exit status. */
-static int wait_for_end(const struct options *o, struct counters *c, struct libraries *libs,
-			pid_t child)
+static int wait_for_end(struct options *o, struct counters *c, struct libraries *libs, pid_t child)
 {
-	__u64 start = boot_ns();
-	int status, alive;
+	__u64 start = boot_ns(), stopped = 0;
+	int status;
 
-	for (int n = 0; !stop; n++) {
+	for (int n = 0; !stop || child; n++) {
+		if (stop && !stopped)
+			stopped = boot_ns();
+		if (stopped && boot_ns() - stopped >= GRACE_NS)
+			return 0;
 		if (o->seconds && boot_ns() - start >= o->seconds * 1e9)
 			return 0;
 		if (child) {
@@ -121,12 +209,8 @@ static int wait_for_end(const struct options *o, struct counters *c, struct libr
 			/* Reading the map of a process holds up its page faults: not too often. */
 			if (n % 10 == 5)
 				libraries_follow(libs, c, child);
-		} else {
-			alive = 0;
-			for (int i = 0; i < o->num_pids; i++)
-				alive += !kill(o->pids[i], 0) || errno == EPERM;
-			if (!alive)
-				return 0;
+		} else if (all_ended(o)) {
+			return 0;
 		}
 		nap();
 	}
@@ -135,38 +219,19 @@ static int wait_for_end(const struct options *o, struct counters *c, struct libr
 
 static int print_report(const struct options *o, const struct counters *c, __u64 start_ns)
 {
+	FILE *f = o->output_file ? o->output_file : stderr;
 	struct snapshot s;
-	FILE *f = stderr;
 	int err;
 
 	err = snapshot_read(&s, c);
-	if (err) {
+	if (err)
 		complain("trace", "cannot read the maps: %s", strerror(-err));
-		goto out;
-	}
-	if (o->output) {
-		f = fopen(o->output, "we");
-		if (!f) {
-			err = -errno;
-			complain("trace", "cannot write %s: %s", o->output, strerror(errno));
-			goto out;
-		}
-	}
-	if (o->json)
+	else if (o->json)
 		write_json(f, &s);
 	else
 		report_print(f, &s, start_ns);
-	if (o->output && fclose(f))
-		err = -errno;
-	if (o->plot) {
-		int ret = plot_save(o->plot, &s);
-
-		if (ret) {
-			complain("trace", "cannot write %s: %s", o->plot, strerror(-ret));
-			err = ret;
-		}
-	}
-out:
+	if (!err && o->plot_file)
+		plot_write(o->plot_file, plot_is_svg(o->plot), &s);
 	snapshot_free(&s);
 	return err;
 }
@@ -220,16 +285,18 @@ int cmd_trace(int argc, char **argv)
 		.opts = opts,
 		.more = "Exit status: that of the command, 128 and the signal that killed it, 126 "
 			"or 127 where it\n"
-			"cannot be run; 0 after -p, --time or an interrupt; 2 wrong usage, 3 "
-			"nothing can be\n"
-			"counted, and the command was not run, or the report cannot be written.",
+			"cannot be run; 0 after -p, --time or an interrupt that it outlives by 2 "
+			"s; 2 wrong\n"
+			"usage, 3 nothing can be counted, and the command was not run, or the "
+			"report cannot be\n"
+			"written.",
 		.command = true,
 	};
 	struct libraries libs = {0};
 	struct counters *c;
 	pid_t child = 0;
 	__u64 start_ns;
-	int first, ret, go = -1;
+	int first, ret, err, go = -1;
 
 	first = opt_parse(&usage, argc, argv);
 	ret = pids ? parse_pids(&o, pids) : 0;
@@ -243,9 +310,12 @@ int cmd_trace(int argc, char **argv)
 	}
 	if (seconds && !parse_seconds(seconds, &o.seconds))
 		return bad_usage("--time takes seconds above 0, not", seconds);
-	if (!counts_our_pids() || counters_load(&c, &load))
+	if (!counts_our_pids() || (pids && !open_pids(&o)) || open_files(&o) ||
+	    counters_load(&c, &load))
 		return EXIT_BROKEN;
 	libraries_find(&libs, c, library, pids ? NULL : argv[first]);
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
 	start_ns = boot_ns();
 	if (!o.num_pids) {
 		child = start_command(argv + first, &go);
@@ -256,8 +326,6 @@ int cmd_trace(int argc, char **argv)
 		}
 		o.pids[o.num_pids++] = child;
 	}
-	sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
 	for (int i = 0; i < o.num_pids; i++) {
 		ret = counters_add_target(c, o.pids[i]);
 		if (ret)
@@ -267,7 +335,9 @@ int cmd_trace(int argc, char **argv)
 	if (child && eventfd_write(go, 1))
 		kill(child, SIGKILL);
 	ret = wait_for_end(&o, c, &libs, child);
-	if (print_report(&o, c, start_ns) && !ret)
+	err = !child || has_run(go) ? print_report(&o, c, start_ns) : 0;
+	err |= close_file(o.output_file, o.output) | close_file(o.plot_file, o.plot);
+	if (err && !ret)
 		ret = EXIT_BROKEN;
 	counters_close(c);
 	return ret;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Who talks to whom, as Graphviz text or as an SVG of its own: processes on a circle. */
-#include <errno.h>
 #include <math.h>
 #include <string.h>
 #include "stat_write.h"
@@ -134,22 +133,17 @@ static void write_svg(FILE *f, const struct snapshot *s)
 	fputs("</svg>\n", f);
 }
 
-int plot_save(const char *path, const struct snapshot *s)
+bool plot_is_svg(const char *path)
 {
 	size_t len = strlen(path);
-	int err = 0;
-	FILE *f;
 
-	f = fopen(path, "we");
-	if (!f)
-		return -errno;
-	if (len > 4 && !strcmp(path + len - 4, ".svg"))
+	return len > 4 && !strcmp(path + len - 4, ".svg");
+}
+
+void plot_write(FILE *f, bool svg, const struct snapshot *s)
+{
+	if (svg)
 		write_svg(f, s);
 	else
 		write_dot(f, s);
-	if (ferror(f))
-		err = -EIO;
-	if (fclose(f))
-		err = -errno;
-	return err;
 }

@@ -11,9 +11,8 @@ void report_print(FILE *f, const struct snapshot *s, __u64 start_ns);
 /* The verdict alone: one sentence without a newline. */
 void report_verdict(FILE *f, const struct snapshot *s);
 
-/*
- * Who talks to whom: Graphviz, or SVG if @path ends in .svg. Returns 0 or a negative errno.
- */
-int plot_save(const char *path, const struct snapshot *s);
+/* Who talks to whom, for Graphviz or as SVG. */
+void plot_write(FILE *f, bool svg, const struct snapshot *s);
+bool plot_is_svg(const char *path);
 
 #endif /* SLUICE_TRACE_REPORT_H */

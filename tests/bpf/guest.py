@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """Tests of `sluice trace` and `sluice stat` under the kernel that runs; needs root. Prints TAP."""
+import fcntl
 import json
 import os
+import pty
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 
 import jsonschema
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SLUICE = os.path.abspath("build/sluice")
@@ -356,9 +363,14 @@ def openmetrics_parse():
     )
     assert moved >= 20000, moved
     path = f"{TMP}/sluice.prom"
-    run(SLUICE, "stat", "--openmetrics", path, "-n", "2", "-i", "0.1")
+    run(SLUICE, "stat", "--openmetrics", path, "-n", "2", "-i", "0.1", umask=0o077)
+    equal(os.stat(path).st_mode & 0o777, 0o644)
     with open(path) as f:
-        list(text_string_to_metric_families(f.read()))
+        text = f.read()
+    list(text_string_to_metric_families(text))
+    # The node exporter reads the older format, which has these without a type.
+    read = [s for f in prometheus_text(text) for s in f.samples]
+    assert any(s.name == "sluice_moved_bytes_total" and s.value >= 20000 for s in read), read[:20]
     equal([n for n in os.listdir(TMP) if n.endswith(".tmp")], [])
     run(SLUICE, "stat", "unload")
 
@@ -391,7 +403,52 @@ def refusal_is_one_sentence():
 def exit_status_is_the_commands():
     run(SLUICE, "trace", "--", "sh", "-c", "exit 7", status=7)
     run(SLUICE, "trace", "--", "sh", "-c", "kill -9 $$", status=128 + 9)
-    run(SLUICE, "trace", "--", "/nonexistent", status=127)
+    said = run(SLUICE, "trace", "--", "/nonexistent", status=127).stderr
+    equal(said, "sluice trace: cannot run /nonexistent: No such file or directory\n")
+
+
+@test
+def interrupted_command_is_counted_to_its_end():
+    script = "trap 'echo x | cat; exit 5' INT; echo; while :; do sleep 0.1; done"
+    path = f"{TMP}/interrupt.json"
+    with subprocess.Popen([SLUICE, "trace", "--json", "-o", path, "--", "sh", "-c", script],
+                          stdout=subprocess.PIPE, start_new_session=True) as job:
+        job.stdout.readline()
+        os.killpg(job.pid, signal.SIGINT)
+        equal(job.wait(60), 5)
+    with open(path) as f:
+        equal(total(json.load(f), ["pipe"], "in"), 2)
+
+
+@test
+def only_processes_can_be_watched():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        for pid, why in (4194303, "No such process"), (thread.native_id, "it is a thread"):
+            result = run(SLUICE, "trace", "-p", str(pid), status=3)
+            equal(len(result.stderr.splitlines()), 1)
+            assert f"cannot trace pid {pid}: {why}" in result.stderr, result.stderr
+    finally:
+        stop.set()
+    # Nobody waits for the one that ends here: it stays a zombie.
+    with subprocess.Popen(["sleep", "1"]) as ends:
+        result = run(SLUICE, "trace", "-p", f"{ends.pid},4194303")
+        assert "cannot trace pid 4194303" in result.stderr, result.stderr
+        assert "sluice trace: " in result.stderr and "verdict: " in result.stderr, result.stderr
+
+
+@test
+def nothing_runs_whose_report_cannot_be_written():
+    for option in "-o", "--plot":
+        result = run(SLUICE, "trace", option, "/nonexistent/x", "--", "touch", f"{TMP}/ran",
+                     status=3)
+        equal(result.stderr,
+              "sluice trace: cannot write /nonexistent/x: No such file or directory\n")
+    assert not os.path.exists(f"{TMP}/ran")
+    said = run(SLUICE, "trace", "-o", "/dev/full", "--", "true", status=3).stderr
+    equal(said, "sluice trace: cannot write /dev/full: No space left on device\n")
 
 
 @test
@@ -421,6 +478,183 @@ def plots_are_drawn():
     import xml.dom.minidom
 
     xml.dom.minidom.parse(f"{TMP}/p.svg")
+
+
+class Terminal:
+    """A command on a terminal of its own, and what such a terminal shows."""
+
+    def __init__(self, lines, width, *command, **env):
+        self.lines, self.width = lines, width
+        self.raw, self.scrolled = "", 0
+        self.clear()
+        self.fd, self.side = pty.openpty()
+        self.resize(lines, width)
+        self.modes = termios.tcgetattr(self.side)
+        self.process = subprocess.Popen(
+            command, stdin=self.side, stdout=self.side, stderr=self.side, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "xterm", **env},
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+        os.close(self.side)
+
+    def clear(self):
+        self.rows = [""] * self.lines
+        self.row = self.column = 0
+
+    def resize(self, lines, width):
+        self.read()
+        self.lines, self.width = lines, width
+        self.clear()
+        fcntl.ioctl(self.side, termios.TIOCSWINSZ, struct.pack("4H", lines, width, 0, 0))
+
+    def type(self, text):
+        os.write(self.fd, text.encode())
+
+    def put(self, token):
+        """What a terminal does; behind a full line the cursor stays on the last character."""
+        if token == "\x1b[H":
+            self.row = self.column = 0
+        elif token == "\x1b[K":
+            at = min(self.column, self.width - 1)
+            self.rows[self.row] = self.rows[self.row][:at]
+        elif token == "\x1b[J":
+            self.put("\x1b[K")
+            self.rows[self.row + 1 :] = [""] * (self.lines - self.row - 1)
+        elif token == "\r":
+            self.column = 0
+        elif token == "\n":
+            self.row += 1
+            if self.row == self.lines:
+                self.row -= 1
+                self.rows = self.rows[1:] + [""]
+                self.scrolled += 1
+        elif token[0] != "\x1b":
+            assert token.isprintable(), repr(token)
+            assert self.column < self.width, f"wider than {self.width}: {self.rows[self.row]}"
+            row = self.rows[self.row].ljust(self.column)
+            self.rows[self.row] = row[: self.column] + token + row[self.column + 1 :]
+            self.column += 1
+
+    def read(self):
+        """Until nothing comes; returns what is on the screen."""
+        while select.select([self.fd], [], [], 0.3)[0]:
+            text = os.read(self.fd, 65536).decode("ascii")
+            self.raw += text
+            for token in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|.", text, re.S):
+                self.put(token)
+        return "\n".join(self.rows)
+
+    def wait_for(self, text):
+        for _ in range(60):
+            if text in self.read():
+                return
+        raise AssertionError(f"{text!r} is not on the screen: {self.rows} {self.raw[-600:]!r}")
+
+    def wait(self):
+        """Returns the exit status; the terminal is as it was."""
+        self.process.wait(30)
+        self.read()
+        assert self.raw.endswith("\x1b[?25h\x1b[?1049l"), repr(self.raw[-100:])
+        equal(termios.tcgetattr(self.side), self.modes)
+        return self.process.returncode
+
+
+def chatter(n):
+    """Processes that move a byte ten times a second each, with a name that no terminal likes."""
+    code = (
+        "import os, time\n"
+        f"for i in range({n} - 1):\n"
+        "    if not os.fork(): break\n"
+        r"open('/proc/self/comm', 'wb').write(b'\xff\x1b[31m\x9b')" "\n"
+        "r, w = os.pipe()\n"
+        "while True: os.write(w, b'x'); os.read(r, 1); time.sleep(0.1)\n"
+    )
+    return subprocess.Popen(["python3", "-c", code], start_new_session=True)
+
+
+@test
+def live_view_fits_its_terminal():
+    loaded()
+    busy = chatter(12)
+    try:
+        with Terminal(10, 60, SLUICE, "stat", "-i", "1") as terminal:
+            terminal.wait_for("per second")
+            for _ in range(20):
+                terminal.wait_for("\\xff\\x1b[31")
+                rows = terminal.rows
+                if rows[-1]:
+                    break
+            assert re.match(r"\d+ processes", rows[0]), rows
+            assert re.match(r" +PID COMM +PIPE OUT", rows[1]), rows
+            assert all(re.match(r" +\d+ ", row) for row in rows[2:]), rows
+            assert "\x1b[1m" in terminal.raw
+            for lines in 2, 1:
+                terminal.resize(lines, 20)
+                terminal.wait_for("processes")
+                time.sleep(1)
+                terminal.read()
+            terminal.resize(50, 200)
+            terminal.wait_for("SHFAULTS")
+            equal(terminal.scrolled, 0)
+            terminal.type("q")
+            equal(terminal.wait(), 0)
+    finally:
+        os.killpg(busy.pid, signal.SIGKILL)
+        busy.wait()
+        run(SLUICE, "stat", "unload")
+
+
+@test
+def live_view_answers_at_once():
+    loaded()
+    # Nothing below waits for a second look.
+    look = [SLUICE, "stat", "-n", "3", "-i", "1000"]
+    with Terminal(24, 80, *look, NO_COLOR="1") as terminal:
+        terminal.wait_for("sorted by bytes")
+        for key in "s", "w", "x", "p":
+            terminal.type(key)
+        terminal.wait_for("sorted by pid")
+        terminal.resize(8, 40)
+        terminal.wait_for("processes")
+        equal(terminal.scrolled, 0)
+        assert "\x1b[1m" not in terminal.raw
+        terminal.type("\x03")
+        equal(terminal.wait(), 0)
+    with Terminal(24, 200, *look[:3], "1", TERM="dumb") as terminal:
+        terminal.process.wait(30)
+        terminal.read()
+        assert "processes" in terminal.raw and "\x1b" not in terminal.raw, terminal.raw
+    run(SLUICE, "stat", "unload")
+
+
+@test
+def live_view_can_be_suspended():
+    loaded()
+    shell = f"set -m; {SLUICE} stat -i 1000; stty >{TMP}/stopped; fg; stty >{TMP}/ended"
+    with Terminal(24, 80, "bash", "-c", shell) as terminal:
+        terminal.wait_for("sorted by bytes")
+        terminal.type("\x1a")
+        for _ in range(60):
+            terminal.read()
+            if terminal.raw.count("\x1b[?1049h") == 2:
+                break
+        terminal.wait_for("sorted by bytes")
+        equal(terminal.raw.count("\x1b[?1049h"), 2)
+        terminal.type("q")
+        equal(terminal.wait(), 0)
+    with open(f"{TMP}/stopped") as stopped, open(f"{TMP}/ended") as ended:
+        modes = stopped.read()
+        assert "-icanon" not in modes and "-echo" not in modes.split(), modes
+        equal(ended.read(), modes)
+    run(SLUICE, "stat", "unload")
 
 
 def main():

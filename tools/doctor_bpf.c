@@ -102,7 +102,13 @@ static int bpf(int cmd, union bpf_attr *attr)
 void check_bpf(struct finding *f)
 {
 	static const char without[] = "sluice stat and trace have no pipe and socket counters";
+	/* Kernels that are locked down load programs, but none that calls bpf_probe_read_kernel(). */
 	static const struct bpf_insn program[] = {
+		{.code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_1, .src_reg = BPF_REG_10},
+		{.code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = BPF_REG_1, .imm = -8},
+		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_2, .imm = 8},
+		{.code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = BPF_REG_3, .src_reg = BPF_REG_10},
+		{.code = BPF_JMP | BPF_CALL, .imm = BPF_FUNC_probe_read_kernel},
 		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = BPF_REG_0},
 		{.code = BPF_JMP | BPF_EXIT},
 	};
@@ -110,7 +116,7 @@ void check_bpf(struct finding *f)
 		.prog_type = BPF_PROG_TYPE_TRACING,
 		.expected_attach_type = BPF_TRACE_FEXIT,
 		.insns = (uintptr_t)program,
-		.insn_cnt = 2,
+		.insn_cnt = sizeof(program) / sizeof(*program),
 		.license = (uintptr_t) "GPL",
 	};
 	union bpf_attr attach = {0};
@@ -124,8 +130,10 @@ void check_bpf(struct finding *f)
 	fd = bpf(BPF_PROG_LOAD, &load);
 	if (fd < 0) {
 		finding_warn(f, geteuid() ? "sudo sluice doctor" : NULL,
-			     "a tracing program cannot be loaded%s (%s): %s",
-			     geteuid() ? "" : ", not even by root", strerror(errno), without);
+			     "a tracing program cannot be loaded%s (%s)%s: %s",
+			     geteuid() ? "" : ", not even by root", strerror(errno),
+			     errno == EINVAL ? ", as in a kernel that is locked down" : "",
+			     without);
 		return;
 	}
 	/* For as long as this takes the program runs, and does nothing. */

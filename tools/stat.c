@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* sluice stat: who moves how many bytes through what, now, for people and for programs. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,13 @@ static int bad_usage(const char *what, const char *value)
 	return EXIT_USAGE;
 }
 
+static const char *why_unread(int err)
+{
+	if (err == -EPROTO)
+		return "it is of another version, and `sluice stat unload` removes it";
+	return err == -EACCES || err == -EPERM ? "it is another user's" : strerror(-err);
+}
+
 static int do_load(const char *library, unsigned int entries)
 {
 	struct counters_opts opts = {
@@ -27,14 +35,16 @@ static int do_load(const char *library, unsigned int entries)
 		.max_entries = entries,
 	};
 	struct counters *c;
+	sigset_t all;
 	bool kept;
-	int err;
 
 	kept = !counters_open(&c);
 	if (kept)
 		counters_close(c);
-	err = counters_load(&c, &opts);
-	if (err)
+	/* Half of it would stay behind. */
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, NULL);
+	if (counters_load(&c, &opts))
 		return EXIT_BROKEN;
 	counters_close(c);
 	printf("loaded and pinned under " STAT_PIN_DIR "%s\n",
@@ -47,7 +57,7 @@ static int do_unload(void)
 	int n = counters_unpin();
 
 	if (n < 0) {
-		fprintf(stderr, "sluice stat: cannot remove " STAT_PIN_DIR ": %s\n", strerror(-n));
+		complain("stat", "cannot remove " STAT_PIN_DIR ": %s", why_unread(n));
 		return EXIT_BROKEN;
 	}
 	printf(n ? "unloaded, the counts are gone\n" : "nothing was loaded\n");
@@ -58,7 +68,7 @@ static int do_status(void)
 {
 	struct snapshot s;
 	struct counters *c;
-	int err;
+	int err, attached;
 
 	err = counters_open(&c);
 	if (err == -ENOENT) {
@@ -66,10 +76,10 @@ static int do_status(void)
 		return EXIT_FINDINGS;
 	}
 	if (err) {
-		fprintf(stderr, "sluice stat: cannot read " STAT_PIN_DIR ": %s\n", strerror(-err));
+		complain("stat", "cannot read " STAT_PIN_DIR ": %s", why_unread(err));
 		return EXIT_BROKEN;
 	}
-	counters_print_hooks(stdout);
+	attached = counters_print_hooks(stdout);
 	err = snapshot_read(&s, c);
 	if (!err)
 		printf("processes counted: %d\n"
@@ -80,7 +90,7 @@ static int do_status(void)
 		complain("stat", "cannot read the maps: %s", strerror(-err));
 	snapshot_free(&s);
 	counters_close(c);
-	return err ? EXIT_BROKEN : EXIT_OK;
+	return err ? EXIT_BROKEN : attached ? EXIT_OK : EXIT_FINDINGS;
 }
 
 enum output {
@@ -207,7 +217,8 @@ int cmd_stat(int argc, char **argv)
 			"the programs and keeps the counts, unload removes both.  status says "
 			"which hooks are\n"
 			"attached and what was lost.\n"
-			"Exit status: 0 all is well, 1 status found nothing loaded, 2 wrong usage, "
+			"Exit status: 0 all is well, 1 status found nothing attached, 2 wrong "
+			"usage, "
 			"3 nothing could\n"
 			"be loaded, read or written.",
 	};
@@ -222,10 +233,21 @@ int cmd_stat(int argc, char **argv)
 		return bad_usage("--interval takes 0.05 to 86400 seconds, not", interval);
 	if (o.sort && !live_is_order(o.sort))
 		return bad_usage("no such column:", o.sort);
+	if (json && o.path) {
+		complain("stat", "--json and --openmetrics exclude each other");
+		return EXIT_USAGE;
+	}
 	o.output = json ? JSON : o.path ? OPENMETRICS : LIVE;
 	if (o.path && !strcmp(o.path, "-"))
 		o.count = 1;
-	if (counters_open(&c)) {
+	ret = counters_open(&c);
+	if (!ret && (library || entries)) {
+		counters_close(c);
+		complain("stat", "--library and --entries are for loading, and the counters are "
+				 "loaded: give them to sluice stat load");
+		return EXIT_USAGE;
+	}
+	if (ret) {
 		struct counters_opts load = {
 			.size = sizeof(load),
 			.library = library,

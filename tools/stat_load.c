@@ -9,7 +9,9 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
+#include <sys/vfs.h>
 #include <unistd.h>
+#include <linux/magic.h>
 #include <bpf/bpf.h>
 #include <bpf/btf.h>
 #include <bpf/libbpf.h>
@@ -139,6 +141,16 @@ static const char *const map_names[STAT_MAPS] = {
 static const char *const reader_names[STAT_MAPS] = {
 	[STAT_COUNTS] = "read_counts", [STAT_ENDS] = "read_ends",     [STAT_TASKS] = "read_tasks",
 	[STAT_MEMORY] = "read_memory", [STAT_ARENAS] = "read_arenas", [STAT_LOST] = "read_lost",
+};
+
+/* Of key and value of those that are read. */
+static const size_t entry_sizes[STAT_MAPS][2] = {
+	[STAT_COUNTS] = {sizeof(struct sluice_count_key), sizeof(struct sluice_count)},
+	[STAT_ENDS] = {sizeof(struct sluice_end_key), sizeof(struct sluice_end)},
+	[STAT_TASKS] = {sizeof(struct sluice_task_key), sizeof(struct sluice_task)},
+	[STAT_MEMORY] = {sizeof(struct sluice_task_key), sizeof(struct sluice_memory)},
+	[STAT_ARENAS] = {sizeof(struct sluice_arena_key), sizeof(struct sluice_arena)},
+	[STAT_LOST] = {sizeof(__u32), sizeof(struct sluice_lost)},
 };
 
 struct counters {
@@ -311,18 +323,45 @@ static int find_failed(void)
 	return -1;
 }
 
-static int say_refused(int err)
+/* Whether programs may read the kernel's memory, without which none of these loads. */
+static bool is_locked_down(void)
 {
-	if (err == -EPERM)
+	static const struct bpf_insn read_own_stack[] = {
+		{.code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 1, .src_reg = 10},
+		{.code = BPF_ALU64 | BPF_ADD | BPF_K, .dst_reg = 1, .imm = -8},
+		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = 2, .imm = 8},
+		{.code = BPF_ALU64 | BPF_MOV | BPF_X, .dst_reg = 3, .src_reg = 10},
+		{.code = BPF_JMP | BPF_CALL, .imm = BPF_FUNC_probe_read_kernel},
+		{.code = BPF_ALU64 | BPF_MOV | BPF_K, .dst_reg = 0},
+		{.code = BPF_JMP | BPF_EXIT},
+	};
+	int fd = bpf_prog_load(BPF_PROG_TYPE_KPROBE, NULL, "GPL", read_own_stack,
+			       sizeof(read_own_stack) / sizeof(*read_own_stack), NULL);
+
+	if (fd >= 0)
+		close(fd);
+	return fd == -EINVAL;
+}
+
+static int say_refused(const struct counters_opts *opts, int err)
+{
+	if (is_locked_down())
+		say("this kernel lets no BPF program read its memory (its lockdown is at "
+		    "confidentiality); nothing is counted, but sluice arena show works without "
+		    "counters");
+	else if (failed_program[0] && err != -EPERM)
+		say("the counters do not load: %s: %s; SLUICE_BPF_LOG=1 shows why", failed_program,
+		    strerror(-err));
+	else if (err == -EPERM)
 		say("the kernel refuses to load BPF programs%s (%s): %s; nothing is counted, but "
 		    "sluice arena show works without counters",
 		    geteuid() ? "" : " even from root", strerror(-err),
 		    geteuid() ? "that takes root, or CAP_BPF and CAP_PERFMON"
 			      : "its lockdown or a security policy forbids it, or a container "
 				"withholds CAP_BPF or CAP_PERFMON");
-	else if (err == -EEXIST || err == -EINVAL)
-		say("the counters do not load (%s); maps of another version pinned "
-		    "under " STAT_PIN_DIR " go away with `sluice stat unload`",
+	else if (opts->pin && (err == -EEXIST || err == -EINVAL || err == -EACCES))
+		say("the counters do not load (%s): what is pinned under " STAT_PIN_DIR
+		    " has another version or size, and goes away with `sluice stat unload`",
 		    strerror(-err));
 	else
 		say("the counters do not load: %s", strerror(-err));
@@ -335,14 +374,14 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 	/* With the log, what the verifier had to look at. */
 	LIBBPF_OPTS(bpf_object_open_opts, open,
 		    .kernel_log_level = getenv("SLUICE_BPF_LOG") ? 4 : 0);
-	int err = 0;
+	int why[HOOKS] = {0}, err = 0;
 
 	for (int tries = 0; tries < MAX_FAILURES; tries++) {
 		int failed;
 
 		c->skel = counters_bpf__open_opts(&open);
 		if (!c->skel)
-			return say_refused(-errno);
+			return say_refused(opts, -errno);
 		c->skel->rodata->only_targets = opts->only_targets;
 		bpf_program__set_autoload(c->skel->progs.session_number, c->way == SESSION);
 		err = choose_programs(c, btf, opts);
@@ -351,20 +390,24 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		failed_program[0] = '\0';
 		if (!err)
 			err = counters_bpf__load(c->skel);
-		if (!err)
+		if (!err) {
+			for (size_t i = 0; i < HOOKS; i++)
+				if (why[i])
+					say_missing(&hooks[i], strerror(-why[i]));
 			return 0;
+		}
 		failed = err == -EPERM ? -1 : find_failed();
 		counters_bpf__destroy(c->skel);
 		c->skel = NULL;
 		/* Nothing loaded at all: the maps are what failed. */
-		if (failed < 0 || err == -EPERM)
-			return say_refused(err);
+		if (failed < 0 || is_locked_down())
+			break;
 		if (hooks[failed].way == SESSION)
 			return err;
-		say_missing(&hooks[failed], strerror(-err));
+		why[failed] = err;
 		c->refused[failed] = true;
 	}
-	return say_refused(err);
+	return say_refused(opts, err);
 }
 
 /* Entries that the programs fall back to must be there before the maps are full. */
@@ -513,21 +556,43 @@ static int attach_programs(struct counters *c, const struct btf *btf)
 	return 0;
 }
 
+/* Everyone may make folders in a bpf file system: what others made there is not used. */
+static bool is_ours(const struct stat *st)
+{
+	return S_ISDIR(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 022);
+}
+
+static int check_pin_dir(void)
+{
+	struct statfs fs;
+	struct stat st;
+
+	if (statfs(STAT_BPF_FS, &fs) || fs.f_type != BPF_FS_MAGIC) {
+		say("no bpf file system to pin the counters in; `mount -t bpf bpf " STAT_BPF_FS
+		    "` mounts it");
+		return -ENODEV;
+	}
+	if (lstat(STAT_PIN_DIR, &st) || is_ours(&st))
+		return 0;
+	say(STAT_PIN_DIR " is user %u's, and not a folder of user %u's alone: load as its owner, "
+			 "or remove it",
+	    st.st_uid, geteuid());
+	return -EPERM;
+}
+
 static int make_pin_dirs(void)
 {
 	static const char *const dirs[] = {STAT_PIN_DIR, STAT_PIN_DIR "/links",
 					   STAT_PIN_DIR "/programs", STAT_PIN_DIR "/readers"};
+	int err = 0;
 
-	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
+	for (size_t i = 0; !err && i < sizeof(dirs) / sizeof(dirs[0]); i++) {
 		if (mkdir(dirs[i], 0700) && errno != EEXIST) {
-			int err = -errno;
-
-			say("cannot make %s: %s; is the bpf file system mounted?", dirs[i],
-			    strerror(-err));
-			return err;
+			err = -errno;
+			say("cannot make %s: %s", dirs[i], strerror(-err));
 		}
 	}
-	return 0;
+	return err;
 }
 
 static int unpin_dir(const char *path)
@@ -555,8 +620,11 @@ int counters_unpin(void)
 {
 	static const char *const dirs[] = {STAT_PIN_DIR "/links", STAT_PIN_DIR "/programs",
 					   STAT_PIN_DIR "/readers", STAT_PIN_DIR};
+	struct stat st;
 	int n, sum = 0;
 
+	if (!lstat(STAT_PIN_DIR, &st) && !is_ours(&st))
+		return -EPERM;
 	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
 		n = unpin_dir(dirs[i]);
 		if (n < 0)
@@ -655,9 +723,17 @@ static int start(struct counters *c, const struct btf *btf, const struct counter
 	for (int i = 0; i < STAT_MAPS; i++)
 		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
 	err = prepare_maps(c, opts);
+	if (err)
+		return err;
+	/* Not before the new ones are loaded: what they cannot replace goes on counting. */
+	if (opts->pin)
+		unpin_programs();
+	err = attach_readers(c);
 	if (!err)
-		err = attach_readers(c);
-	return err ? err : attach_programs(c, btf);
+		err = attach_programs(c, btf);
+	if (err && opts->pin)
+		unpin_programs();
+	return err;
 }
 
 static void forget_fds(struct counters *c)
@@ -669,8 +745,9 @@ static void forget_fds(struct counters *c)
 
 int counters_load(struct counters **out, const struct counters_opts *opts)
 {
-	struct counters *c;
+	struct counters *c, *old;
 	struct btf *btf;
+	bool fresh = false;
 	int err;
 
 	libbpf_set_print(on_message);
@@ -691,17 +768,20 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	c->pinned = opts->pin;
 	c->way = opts->trampolines || !is_preempted() || !has_sessions(btf) ? TRAMPOLINE : SESSION;
 	if (opts->pin) {
+		err = check_pin_dir();
+		if (err)
+			goto fail;
+		fresh = counters_open(&old);
+		if (!fresh)
+			counters_close(old);
 		err = make_pin_dirs();
 		if (err)
 			goto fail;
-		unpin_programs();
 	}
 	err = start(c, btf, opts);
 	/* A kernel that has sessions and does not want these: better some calls than none. */
 	if (err && err != -EPERM && c->way == SESSION) {
 		detach(c);
-		if (opts->pin)
-			unpin_programs();
 		c->way = TRAMPOLINE;
 		err = start(c, btf, opts);
 	}
@@ -719,7 +799,30 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 fail:
 	btf__free(btf);
 	counters_close(c);
+	if (fresh)
+		counters_unpin();
 	return err;
+}
+
+/* Another version's entries would be taken for ours. */
+static int check_sizes(enum stat_map map)
+{
+	struct bpf_map_info info = {0};
+	__u32 len = sizeof(info);
+	char path[128];
+	int fd, err;
+
+	snprintf(path, sizeof(path), STAT_PIN_DIR "/%s", map_names[map]);
+	fd = bpf_obj_get(path);
+	if (fd < 0)
+		return fd;
+	err = bpf_obj_get_info_by_fd(fd, &info, &len);
+	close(fd);
+	if (err)
+		return err;
+	return info.key_size == entry_sizes[map][0] && info.value_size == entry_sizes[map][1]
+		       ? 0
+		       : -EPROTO;
 }
 
 int counters_open(struct counters **out)
@@ -738,8 +841,7 @@ int counters_open(struct counters **out)
 			continue;
 		snprintf(path, sizeof(path), STAT_PIN_DIR "/readers/%s", reader_names[i]);
 		c->readers[i] = bpf_obj_get(path);
-		if (c->readers[i] < 0)
-			err = c->readers[i];
+		err = c->readers[i] < 0 ? c->readers[i] : check_sizes(i);
 	}
 	if (err) {
 		counters_close(c);
@@ -813,7 +915,7 @@ static bool is_pinned(const struct hook *hook)
 	return !access(path, F_OK);
 }
 
-void counters_print_hooks(FILE *f)
+int counters_print_hooks(FILE *f)
 {
 	enum way way = TRAMPOLINE;
 	int attached = 0, missing = 0;
@@ -822,6 +924,10 @@ void counters_print_hooks(FILE *f)
 		attached += is_pinned(&hooks[i]);
 		if (hooks[i].way == SESSION && is_pinned(&hooks[i]))
 			way = SESSION;
+	}
+	if (!attached) {
+		fputs("hooks attached: none, so nothing is counted until the next load\n", f);
+		return 0;
 	}
 	fprintf(f, "hooks attached: %d, by %s", attached,
 		way == SESSION ? "sessions, as kernel code is preempted" : "trampolines");
@@ -832,4 +938,5 @@ void counters_print_hooks(FILE *f)
 		fprintf(f, "%s %s", missing++ ? "," : "; missing:", hooks[i].program);
 	}
 	fputc('\n', f);
+	return attached;
 }

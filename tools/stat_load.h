@@ -10,7 +10,8 @@
 #include <linux/types.h>
 #include "counters.h"
 
-#define STAT_PIN_DIR "/sys/fs/bpf/sluice"
+#define STAT_BPF_FS  "/sys/fs/bpf"
+#define STAT_PIN_DIR STAT_BPF_FS "/sluice"
 
 enum stat_map {
 	STAT_COUNTS,
@@ -59,7 +60,8 @@ int counters_load(struct counters **out, const struct counters_opts *opts);
  * counters_open() - open the counters that are pinned, for reading
  * @out: the counters, to be given to counters_close()
  *
- * Return: 0, or -ENOENT if none are pinned, or another negative errno. Prints nothing.
+ * Return: 0, or -ENOENT if none are pinned, -EPROTO if another version pinned them, or another
+ * negative errno. Prints nothing.
  */
 int counters_open(struct counters **out);
 
@@ -90,8 +92,8 @@ int counters_add_library(struct counters *c, const char *path);
  */
 void counters_missed(const struct counters *c, __u64 *calls, __u64 *costs);
 
-/* One line: how many hooks are pinned, and which are not. */
-void counters_print_hooks(FILE *f);
+/* One line: how many hooks are pinned, which it returns, and which are not. */
+int counters_print_hooks(FILE *f);
 
 /* Removes everything pinned under STAT_PIN_DIR. Returns the number of objects or -errno. */
 int counters_unpin(void);

@@ -480,6 +480,79 @@ def plots_are_drawn():
     xml.dom.minidom.parse(f"{TMP}/p.svg")
 
 
+@test
+def failed_load_leaves_nothing():
+    run(SLUICE, "stat", "unload")
+    for way in "too large", "in the way":
+        if way == "in the way":
+            os.makedirs(f"{PIN}/counts", 0o700)
+            os.chmod(PIN, 0o700)
+        entries = ["--entries", "16777216"] if way == "too large" else []
+        result = run(SLUICE, "stat", "load", *entries, status=3)
+        equal(len(result.stderr.splitlines()), 1)
+        equal(os.listdir(PIN) if os.path.exists(PIN) else [],
+              ["counts"] if way == "in the way" else [])
+    os.rmdir(f"{PIN}/counts")
+    os.rmdir(PIN)
+
+
+@test
+def failed_reload_leaves_the_counters():
+    loaded()
+    before = run(SLUICE, "stat", "status").stdout.splitlines()[0]
+    said = run(SLUICE, "stat", "load", "--entries", "100", status=3).stderr
+    assert "another version or size" in said and "sluice stat unload" in said, said
+    equal(run(SLUICE, "stat", "status").stdout.splitlines()[0], before)
+    run(STORM, "10", "10000", "1")
+    assert total(stat(), ["pipe"], "out") >= 100000
+    for name in os.listdir(f"{PIN}/links"):
+        os.unlink(f"{PIN}/links/{name}")
+    said = run(SLUICE, "stat", "status", status=1).stdout
+    assert said.startswith("hooks attached: none"), said
+    run(SLUICE, "stat", "unload")
+
+
+@test
+def pins_of_others_are_left_alone():
+    run(SLUICE, "stat", "unload")
+    os.mkdir(PIN, 0o700)
+    os.chown(PIN, 65534, 65534)
+    result = run(SLUICE, "stat", "load", status=3)
+    equal(len(result.stderr.splitlines()), 1)
+    assert f"{PIN} is user 65534's" in result.stderr, result.stderr
+    said = run(SLUICE, "stat", "unload", status=3).stderr
+    equal(said, f"sluice stat: cannot remove {PIN}: it is another user's\n")
+    os.rmdir(PIN)
+    loaded()
+    os.unlink(f"{PIN}/counts")
+    run(*f"bpftool map create {PIN}/counts type hash key 8 value 8 entries 8 name counts".split())
+    said = run(SLUICE, "stat", "status", status=3).stderr
+    assert "another version" in said and "sluice stat unload" in said, said
+    run(SLUICE, "stat", "unload")
+    assert not os.path.exists(PIN)
+
+
+@test
+def pins_need_their_file_system():
+    run(SLUICE, "stat", "unload")
+    run("umount", "/sys/fs/bpf")
+    said = run(SLUICE, "stat", "load", status=3).stderr
+    command = re.search(r"`(mount .*)`", said)
+    assert command and len(said.splitlines()) == 1, said
+    run(*command.group(1).split())
+    loaded()
+    run(SLUICE, "stat", "unload")
+
+
+@test
+def what_would_be_passed_over_is_refused():
+    run(SLUICE, "stat", "--json", "--openmetrics", "-", status=2)
+    loaded()
+    said = run(SLUICE, "stat", "--entries", "100", "-n", "1", status=2).stderr
+    assert "give them to sluice stat load" in said, said
+    run(SLUICE, "stat", "unload")
+
+
 class Terminal:
     """A command on a terminal of its own, and what such a terminal shows."""
 
@@ -655,6 +728,24 @@ def live_view_can_be_suspended():
         assert "-icanon" not in modes and "-echo" not in modes.split(), modes
         equal(ended.read(), modes)
     run(SLUICE, "stat", "unload")
+
+
+# The last one: no kernel lets go of its lockdown.
+@test
+def lockdown_is_one_sentence():
+    lockdown = "/sys/kernel/security/lockdown"
+    if not os.path.exists(lockdown):
+        subprocess.run(["mount", "-t", "securityfs", "securityfs", "/sys/kernel/security"])
+    if not os.path.exists(lockdown):
+        raise Skip("this kernel has no lockdown")
+    with open(lockdown, "w") as f:
+        f.write("confidentiality")
+    for command in ["trace", "--", "true"], ["stat", "load"], ["stat", "-n", "1"]:
+        said = run(SLUICE, *command, status=3).stderr
+        assert "lockdown" in said and len(said.splitlines()) == 1, said
+    assert not os.path.exists(PIN)
+    said = run(SLUICE, "doctor", status=None).stdout
+    assert re.search(r"^warn  bpf .*locked down", said, re.M), said
 
 
 def main():

@@ -196,8 +196,8 @@ int cmd_stat(int argc, char **argv)
 		 "replace FILE at each look, for the node exporter's textfile\n"
 		 "collector; - prints once",
 		 0, 0},
-		{"library", 'l', OPT_TEXT, &library, "PATH", "the libsluice whose batches to count",
-		 0, 0},
+		{"library", 'l', OPT_TEXT, &library, "PATH",
+		 "the libsluice whose batches to count; none by itself", 0, 0},
 		{"entries", 'e', OPT_COUNT, &entries, "N",
 		 "threads, channel ends and processes that are told apart (default 16384)", 64,
 		 1 << 24},

@@ -161,6 +161,7 @@ struct counters {
 	struct bpf_link *sites[MAX_SITES];
 	int num_sites;
 	bool pinned;
+	bool said; /* why nothing loads at all */
 	bool refused[HOOKS];
 	int maps[STAT_MAPS];
 	int readers[STAT_MAPS]; /* links */
@@ -343,8 +344,9 @@ static bool is_locked_down(void)
 	return fd == -EINVAL;
 }
 
-static int say_refused(const struct counters_opts *opts, int err)
+static int say_refused(struct counters *c, const struct counters_opts *opts, int err)
 {
+	c->said = true;
 	if (is_locked_down())
 		say("this kernel lets no BPF program read its memory (its lockdown is at "
 		    "confidentiality); nothing is counted, but sluice arena show works without "
@@ -381,7 +383,7 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 
 		c->skel = counters_bpf__open_opts(&open);
 		if (!c->skel)
-			return say_refused(opts, -errno);
+			return say_refused(c, opts, -errno);
 		c->skel->rodata->only_targets = opts->only_targets;
 		bpf_program__set_autoload(c->skel->progs.session_number, c->way == SESSION);
 		err = choose_programs(c, btf, opts);
@@ -407,7 +409,7 @@ static int open_and_load(struct counters *c, const struct btf *btf,
 		why[failed] = err;
 		c->refused[failed] = true;
 	}
-	return say_refused(opts, err);
+	return say_refused(c, opts, err);
 }
 
 /* Entries that the programs fall back to must be there before the maps are full. */
@@ -780,7 +782,7 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	}
 	err = start(c, btf, opts);
 	/* A kernel that has sessions and does not want these: better some calls than none. */
-	if (err && err != -EPERM && c->way == SESSION) {
+	if (err && !c->said && c->way == SESSION) {
 		detach(c);
 		c->way = TRAMPOLINE;
 		err = start(c, btf, opts);

@@ -34,7 +34,7 @@ struct counters;
  * @trampolines: count by trampolines even where the kernel can keep calls from them (for tests)
  * @pin: leave programs and maps behind under STAT_PIN_DIR, using maps that are pinned already
  * @max_entries: entries of each map that grows with the number of threads; 0 for the default
- * @library: the libsluice whose probes to attach to; NULL for the installed one
+ * @library: the libsluice whose probes to attach to; NULL for none
  */
 struct counters_opts {
 	size_t size;

@@ -47,4 +47,15 @@ $(BPF_OBJS): $(B)/tools/%.o: tools/%.c $(B)/bpf/counters.skel.h $(wildcard tools
 	$(call say,CC,$@)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CPPFLAGS) -Ibpf -I$(B)/bpf $(ALL_CFLAGS) -c -o $@ $<
+
+# Counts nothing before `systemctl enable --now sluice-counters`.
+BPF_UNIT = $(DESTDIR)$(PREFIX)/lib/systemd/system/sluice-counters.service
+
+.PHONY: install-bpf
+install-bpf:
+	$(call say,INSTALL,$(BPF_UNIT))
+	$(Q)install -d $(dir $(BPF_UNIT))
+	$(Q)install -m 644 bpf/sluice-counters.service $(BPF_UNIT)
+	$(Q)sed -i 's|/usr/local/bin|$(PREFIX)/bin|g; s|/usr/local/lib|$(LIBDIR)|g' $(BPF_UNIT)
+INSTALLS += install-bpf
 endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Batches: begin, fill, publish; look, retain, release; share and forward. */
+#include "copy.h"
 #include "internal.h"
 #include "usdt.h"
 
@@ -231,6 +232,14 @@ static int writing_check(const struct sluice_batch *b)
 	return 0;
 }
 
+static void copy_in(const struct sluice_batch *b, void *to, const void *from, size_t bytes)
+{
+	if (b->extent_bytes >= COPY_PAST_BYTES)
+		copy_past(to, from, bytes);
+	else
+		memcpy(to, from, bytes);
+}
+
 void *sluice_batch_tensor_add(struct sluice_batch *b, const char *name, struct sluice_dtype dtype,
 			      uint32_t ndim, const int64_t *shape, const int64_t *strides)
 {
@@ -263,8 +272,26 @@ void *sluice_batch_bytes_add(struct sluice_batch *b, const char *name, const voi
 		return NULL;
 	}
 	if (data && len)
-		memcpy(b->base + offset, data, len);
+		copy_in(b, b->base + offset, data, len);
 	return b->base + offset;
+}
+
+int sluice_batch_copy(struct sluice_batch *b, void *to, const void *from, uint64_t bytes)
+{
+	const uint64_t at = (uint64_t)((uintptr_t)to - (uintptr_t)b->base);
+	int err = writing_check(b);
+
+	if (err)
+		return err;
+	if (at > b->payload_room || bytes > b->payload_room - at)
+		return sluice_fail(
+			EINVAL,
+			"batch at block %u: %llu bytes at %p are not all within its %llu bytes",
+			b->extent, (unsigned long long)bytes, to,
+			(unsigned long long)b->payload_room);
+	if (bytes)
+		copy_in(b, to, from, bytes);
+	return 0;
 }
 
 int sluice_batch_tag(struct sluice_batch *b, uint64_t tag)

@@ -702,6 +702,22 @@ void *sluice_batch_bytes_add(struct sluice_batch *b, const char *name, const voi
 			     uint64_t len);
 
 /**
+ * sluice_batch_copy - copy into the batch
+ * @b: a batch being written
+ * @to: where: an address that sluice_batch_tensor_add() returned, or one behind it
+ * @from: @bytes bytes that do not overlap them
+ * @bytes: may be 0
+ *
+ * memcpy() for those who fill a batch from memory.  Into a batch of 8 MiB and more it goes past the
+ * CPU's caches: an ordinary store first reads the line that it overwrites, a third of all the
+ * memory traffic, and pushes out what is read next.  Threads may copy into one batch at a time.
+ *
+ * Return: 0; -EINVAL (not all of it would be in the batch, and nothing was copied); -EROFS (already
+ * published).
+ */
+int sluice_batch_copy(struct sluice_batch *b, void *to, const void *from, uint64_t bytes);
+
+/**
  * sluice_batch_tag - attach a number to the batch
  * @b: a batch being written
  * @tag: read by sluice_batch_info()

@@ -18,7 +18,7 @@ python: $(PY_SO) $(PY_PKG)
 $(B)/python/obj/%.o: lib/python/src/%.c lib/python/build.mk
 	$(call say,CC,$@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(ALL_CPPFLAGS) -isystem $(PY_INC) $(ALL_CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CPPFLAGS) -Ilib -isystem $(PY_INC) $(ALL_CFLAGS) -fPIC -MMD -MP -c -o $@ $<
 
 -include $(PY_OBJ:.o=.d)
 

@@ -152,7 +152,7 @@ static int batch_make(struct sluice_channel *out, const struct crew_opts *o,
 				n = shape - at;
 			if (piece && n > piece)
 				n = piece;
-			memcpy(p + at, images + from, n);
+			CHECK_OK(sluice_batch_copy(b, p + at, images + from, n));
 			from = (from + n) % (IMAGES_HELD * IMAGE_BYTES);
 		}
 	}

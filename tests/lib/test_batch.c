@@ -594,4 +594,88 @@ TEST_F(batch, view_is_filled_only_as_far_as_the_caller_knows_it)
 	sluice_batch_release(self->b);
 }
 
+FIXTURE(copy)
+{
+	struct sluice_arena *a;
+	struct sluice_channel *ch;
+	struct sluice_batch *b;
+	unsigned char *to, *from, *expected;
+};
+
+FIXTURE_VARIANT(copy)
+{
+	int64_t bytes;
+};
+
+FIXTURE_VARIANT_ADD(copy, through_the_caches){.bytes = MIB};
+FIXTURE_VARIANT_ADD(copy, past_the_caches){.bytes = 9 * MIB};
+
+FIXTURE_SETUP(copy)
+{
+	self->a = arena_new(16 * MIB);
+	ASSERT_NE(NULL, self->a);
+	self->ch = channel_new(self->a, "c", 8, 0);
+	ASSERT_NE(NULL, self->ch);
+	ASSERT_EQ(0, sluice_batch_begin(self->ch, &self->b, variant->bytes, 0));
+	self->to = sluice_batch_tensor_add(self->b, "x", SLUICE_U8, 1, &variant->bytes, NULL);
+	ASSERT_NE(NULL, self->to);
+	self->from = malloc(variant->bytes);
+	ASSERT_NE(NULL, self->from);
+	self->expected = malloc(variant->bytes);
+	ASSERT_NE(NULL, self->expected);
+	for (int64_t i = 0; i < variant->bytes; i++)
+		self->from[i] = (unsigned char)(i * 2654435761u >> 13);
+	memset(self->expected, 0xaa, variant->bytes);
+	memset(self->to, 0xaa, variant->bytes);
+}
+
+FIXTURE_TEARDOWN(copy)
+{
+	free(self->from);
+	free(self->expected);
+	sluice_channel_close(self->ch);
+	sluice_arena_detach(self->a);
+}
+
+TEST_F(copy, writes_what_it_shall_and_nothing_else)
+{
+	static const size_t lens[] = {0, 1, 63, 64, 65, 4095, 4096, 4097, 4160, 12305, 300001};
+	size_t at = 0;
+
+	for (size_t i = 0; i < sizeof(lens) / sizeof(lens[0]); i++) {
+		for (size_t shift = 0; shift < 70; shift += 23) {
+			const size_t where = (at + shift) % (MIB - 300001);
+
+			ASSERT_EQ(0, sluice_batch_copy(self->b, self->to + where,
+						       self->from + 3 * shift, lens[i]));
+			memcpy(self->expected + where, self->from + 3 * shift, lens[i]);
+			at = where + lens[i];
+		}
+	}
+	EXPECT_EQ(0, memcmp(self->expected, self->to, variant->bytes));
+	ASSERT_EQ(0, sluice_batch_copy(self->b, self->to, self->from, variant->bytes));
+	EXPECT_EQ(0, memcmp(self->from, self->to, variant->bytes));
+	sluice_batch_abort(self->b);
+}
+
+TEST_F(copy, refuses_what_is_not_in_the_batch)
+{
+	const int64_t n = variant->bytes;
+	struct sluice_batch_info info = {.sz = sizeof(info)};
+	uint64_t room;
+
+	ASSERT_EQ(0, sluice_batch_info(self->b, &info));
+	room = info.extent_bytes;
+	EXPECT_EQ(-EINVAL, sluice_batch_copy(self->b, self->to, self->from, room + 1));
+	EXPECT_NE(NULL, strstr(sluice_strerror(), "not all within"));
+	EXPECT_EQ(-EINVAL, sluice_batch_copy(self->b, self->to - 1, self->from, 1));
+	EXPECT_EQ(-EINVAL, sluice_batch_copy(self->b, self->to + room, self->from, 1));
+	EXPECT_EQ(-EINVAL, sluice_batch_copy(self->b, self->to + 1, self->from, UINT64_MAX));
+	EXPECT_EQ(-EINVAL, sluice_batch_copy(self->b, NULL, self->from, 1));
+	EXPECT_EQ(0, memcmp(self->expected, self->to, n));
+	pass_on(self);
+	EXPECT_EQ(-EROFS, sluice_batch_copy(self->b, self->to, self->from, 1));
+	sluice_batch_release(self->b);
+}
+
 TEST_HARNESS_MAIN

@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "copy.h"
 #include "sluice.h"
 
 /* Grows by one in the child of every fork(): a handle of another generation is the parent's. */
@@ -64,11 +65,6 @@ struct anchor *anchor_get(struct anchor *an);
 void anchor_put(struct anchor *an);
 struct anchor *anchor_retired_take(void);
 void anchor_free(struct anchor *an);
-
-/* copy.c: memcpy() that leaves the caches alone, for batches of COPY_PAST_BYTES and more. */
-#define COPY_PAST_BYTES (8 << 20)
-
-void copy_past(void *to, const void *from, size_t len);
 
 /* join.c */
 int join_init(void);

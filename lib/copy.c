@@ -4,8 +4,9 @@
  * first reads the line that it overwrites, so that a third of the memory traffic is for nothing,
  * and throws out what the next copy reads.
  */
-#include "pysluice.h"
+#include "copy.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #if defined(__x86_64__)

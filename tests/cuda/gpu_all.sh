@@ -99,10 +99,9 @@ verified_tree='^verified 12 files, .* 0 mismatches$'
 
 run_check()
 {
-	# What "make gpu-sanitizer" has fetched, or that of the host.
-	memcheck=$bin/sanitizer/compute-sanitizer
-	[ -x "$memcheck" ] ||
-		memcheck=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+	# That of the host, which fits its driver, or what "make gpu-sanitizer" has fetched.
+	memcheck=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+	[ -x "$memcheck" ] || memcheck=$bin/sanitizer/compute-sanitizer
 
 	# Side by side: most of the time goes into starting CUDA, for each test anew.
 	suite feed 60 "$bin/feed" &

@@ -147,6 +147,80 @@ def test_negative_and_conjugate_rows():
         q.close()
 
 
+@pytest.fixture
+def extent(monkeypatch):
+    """A function that opens an extent of a size; what it returns grows with copies of our own."""
+    copies = []
+    copy = _sluice.copy_parts
+
+    def counted(to, rows):
+        copies.append(len(rows))
+        return copy(to, rows)
+
+    monkeypatch.setattr(_sluice, "copy_parts", counted)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    q = sluice.Queue(4)
+    q.put(torch.zeros(1 << 20))
+    st = _store.store()
+
+    def open_of(nbytes):
+        st.drop_extent()
+        st.hint = (q._uid, nbytes)
+        del copies[:]
+        return copies
+
+    yield open_of
+    st.drop_extent()
+    q.close()
+    torch.set_num_threads(threads)
+
+
+def _in_place(fn, *args, **kw):
+    with _collate._Joining():
+        out = fn(*args, **kw)
+    ex = _store.store().extent
+    assert ex.view.ptr <= out.data_ptr() < ex.view.ptr + ex.capacity
+    return out
+
+
+DTYPES = "uint8 int16 int32 int64 float16 bfloat16 float32 float64 bool".split()
+
+
+@pytest.mark.parametrize("nbytes", [_sluice.COPY_PAST_BYTES - 1, _sluice.COPY_PAST_BYTES])
+@pytest.mark.parametrize("name", DTYPES)
+def test_sizes_and_types(extent, name, nbytes):
+    """Equal on both sides of each threshold; past the caches goes what put() writes so."""
+    dtype = getattr(torch, name)
+    size = torch.empty((), dtype=dtype).element_size()
+    copies = extent(nbytes)
+    n = 0
+    page = 4096 // size
+    for row in (1, 2, page - 1, page, page + 1, 50000):
+        rows = [(torch.arange(row) + k).to(dtype) for k in range(3)]
+        calls = (
+            (_in_place, torch.stack, rows),
+            (_in_place, torch.cat, tuple(rows)),
+            (_in_place, torch.stack, [r.view(-1, 1) for r in rows], -3),
+            (_collate.arena_collate, rows),
+        )
+        for call, *args in calls:
+            want = torch.cat(rows) if args[0] is torch.cat else torch.stack(rows)
+            assert same(call(*args).view(want.shape), want)
+            n += 1
+    assert len(copies) == (n if nbytes >= _sluice.COPY_PAST_BYTES else 0)
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
+def test_modes(extent, mode):
+    with getattr(torch, mode)():
+        rows = [torch.arange(100000) + k for k in range(4)]
+        copies = extent(1 << 24)
+        want, got = torch.stack(rows), _in_place(torch.stack, rows)
+        assert len(copies) == 1
+    assert same(got, want) and got.is_inference() == want.is_inference()
+
+
 def _answer(fn, *args):
     try:
         return [t.tolist() for t in fn(*args).unbind()]

@@ -211,6 +211,45 @@ def test_sizes_and_types(extent, name, nbytes):
     assert len(copies) == (n if nbytes >= _sluice.COPY_PAST_BYTES else 0)
 
 
+def _odd_rows():
+    a, b = torch.arange(2.0 * 4096).view(2, 4096)
+    yield "every other", torch.stack, [a[::2], b[::2]]
+    yield "transposed", torch.stack, [a.view(64, 64).t(), b.view(64, 64)]
+    yield "no memory", torch.stack, [a, torch._efficientzerotensor(4096)]
+    yield "no memory at first", torch.cat, [torch._efficientzerotensor(4096), b]
+    yield "names", torch.cat, [a.view(2, -1).rename("row", "column")] * 2
+    yield "complex", torch.stack, [torch.complex(a, b), torch.complex(b, a).conj()]
+    yield "another dimension", torch.stack, [a, b], 1
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_left_to_torch(extent):
+    """Whose memory is not what they are, or is not in one piece."""
+    for what, join, *args in _odd_rows():
+        copies = extent(1 << 24)
+        want = join(*args)
+        got = _in_place(join, *args)
+        assert torch.equal(got.rename(None), want.rename(None)), what
+        assert got.names == want.names, what
+        assert not copies, what
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_refused_as_stock(extent):
+    """torch.stack() does not know names, and cannot write what requires grad into memory."""
+    named = [torch.ones(4096).rename("row")] * 2
+    copies = extent(1 << 24)
+    with pytest.raises(RuntimeError, match="named tensors"), _collate._Joining():
+        torch.stack(named)
+    w = torch.ones(4096, requires_grad=True)
+    with _collate._Joining():
+        out = torch.stack([w, w])
+    assert out.grad_fn is not None
+    with pytest.raises(RuntimeError, match="automatic differentiation"), _collate._Joining():
+        torch.stack([w, w], out=sluice.torch.arena_empty((2, 4096)))
+    assert not copies
+
+
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
 def test_modes(extent, mode):
     with getattr(torch, mode)():

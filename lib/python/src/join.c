@@ -21,6 +21,7 @@ enum {
 	N_SHAPE,
 	N_IS_CONTIGUOUS,
 	N_IS_NEG,
+	N_HAS_NAMES,
 	N_DATA_PTR,
 	N_COUNT,
 };
@@ -30,8 +31,8 @@ static PyObject *names[N_COUNT];
 int join_init(void)
 {
 	static const char *const text[N_COUNT] = {
-		"dtype", "layout",	  "is_cpu", "requires_grad",
-		"shape", "is_contiguous", "is_neg", "data_ptr",
+		"dtype",	 "layout", "is_cpu",	"requires_grad", "shape",
+		"is_contiguous", "is_neg", "has_names", "data_ptr",
 	};
 
 	for (int i = 0; i < N_COUNT; i++) {
@@ -124,10 +125,12 @@ static int look_at(struct look *l, PyObject *t, struct part *part)
 	l->total += size;
 	if (!l->rows)
 		return 1;
-	/* With the negative bit its memory is not what it is. */
+	/* With the negative bit its memory is not what it is; names would be lost. */
 	rc = says(t, N_IS_CONTIGUOUS, true);
 	if (rc == 1)
 		rc = says(t, N_IS_NEG, false);
+	if (rc == 1)
+		rc = says(t, N_HAS_NAMES, false);
 	if (rc < 0)
 		return -1;
 	l->rows = rc;
@@ -137,6 +140,9 @@ static int look_at(struct look *l, PyObject *t, struct part *part)
 	part->p = ptr ? PyLong_AsVoidPtr(ptr) : NULL;
 	part->len = count * l->item;
 	Py_XDECREF(ptr);
+	/* Zeros that are known to be zeros have no memory. */
+	if (!part->p && part->len)
+		l->rows = false;
 	return PyErr_Occurred() ? -1 : 1;
 }
 

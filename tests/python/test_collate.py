@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import struct
+import weakref
 
 import pytest
 from util import same
@@ -258,6 +259,30 @@ def test_modes(extent, mode):
         want, got = torch.stack(rows), _in_place(torch.stack, rows)
         assert len(copies) == 1
     assert same(got, want) and got.is_inference() == want.is_inference()
+
+
+@pytest.mark.parametrize("collate", [torch.stack, _collate.collate_tensor_fn])
+def test_sources_stay(extent, collate, monkeypatch):
+    """What another thread takes out of the list meanwhile is copied all the same."""
+    rows = [torch.full((1 << 20,), float(k)) for k in range(2)]
+    want = torch.stack(rows)
+    refs = [weakref.ref(t) for t in rows]
+    out_of = _collate._out
+
+    def emptied(shape, dtype):
+        del rows[:]
+        return out_of(shape, dtype)
+
+    def copy(to, parts):
+        assert all(ref() is not None for ref in refs)
+        return counted(to, parts)
+
+    monkeypatch.setattr(_collate, "_out", emptied)
+    copies = extent(1 << 24)
+    counted = _sluice.copy_parts
+    monkeypatch.setattr(_sluice, "copy_parts", copy)
+    assert same(_in_place(collate, rows), want)
+    assert len(copies) == 1 and not rows
 
 
 def _answer(fn, *args):

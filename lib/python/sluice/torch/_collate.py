@@ -53,7 +53,11 @@ def _out(shape, dtype):
 
 
 def _large(out):
-    """Whether it stands in an extent whose copies are larger than the caches."""
+    """Whether it stands in an extent whose copies are larger than the caches.
+
+    As put() decides: by the size of the whole object, whose other tensors go through the same
+    caches before anybody reads this one.
+    """
     ex = store().extent
     return (
         ex is not None
@@ -97,9 +101,9 @@ def _fill(func, tensors, dim, out, rows):
 
 
 def collate_tensor_fn(batch, *, collate_fn_map=None):
-    plain = batch
-    if any(t.requires_grad for t in batch):
-        plain = [t.detach() for t in batch]
+    plain = tuple(batch)
+    if any(t.requires_grad for t in plain):
+        plain = tuple(t.detach() for t in plain)
     seen = _look(plain, 0, True)
     if seen is None:
         return _stock_tensor_fn(batch, collate_fn_map=collate_fn_map)
@@ -116,6 +120,7 @@ def _joined(func, tensors, dim=0, **kw):
     out = kw.pop("out", None)
     if kw or not isinstance(tensors, (list, tuple)) or not tensors:
         return None
+    tensors = tuple(tensors)  # keeps what is copied, whatever another thread does to the list
     first = tensors[0]
     new = func is torch.stack
     if type(first) is not torch.Tensor or type(dim) is not int or store().hint is None:

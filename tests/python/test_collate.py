@@ -251,6 +251,16 @@ def test_refused_as_stock(extent):
     assert not copies
 
 
+def test_torch_has_threads(extent):
+    """Its loops share the work between them, so ours does not take it away."""
+    rows = [torch.arange(100000) + k for k in range(4)]
+    for threads in (1, 2):
+        copies = extent(1 << 24)
+        torch.set_num_threads(threads)
+        assert same(_in_place(torch.stack, rows), torch.stack(rows))
+        assert len(copies) == (threads == 1)
+
+
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
 def test_modes(extent, mode):
     with getattr(torch, mode)():

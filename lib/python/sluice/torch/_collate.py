@@ -94,8 +94,16 @@ def _look(tensors, dim, new):
 
 
 def _fill(func, tensors, dim, out, rows):
-    """torch.stack() or torch.cat() into memory of the extent; the shapes fit."""
-    if rows and _large(out) and _sluice.copy_parts(out.data_ptr(), rows):
+    """torch.stack() or torch.cat() into memory of the extent; the shapes fit.
+
+    A worker has one thread.  Who gave torch more of them wants its loops, which share the work.
+    """
+    if (
+        rows
+        and _large(out)
+        and torch.get_num_threads() == 1
+        and _sluice.copy_parts(out.data_ptr(), rows)
+    ):
         return out
     return func(tensors, dim, out=out)
 

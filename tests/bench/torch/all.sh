@@ -51,7 +51,7 @@ workload 30 w2 --rounds 2 --seconds 1 --workers "$workers"
 workload 50 w4 --rounds 2 --seconds 1 --workers "$workers"
 workload 30 w9 --rounds 2 --seconds 0.7
 workload 80 w7 --rounds 1
-workload 75 w8 --rounds 1 --workers "1,$workers"
+workload 90 w8 --workers "1,$workers" --stock-workers "$workers"
 workload 45 w6 --rounds 1 --seconds 3 --workers "$workers"
 workload 75 w5 --rounds 1 --seconds 0.4 --workers 2
 with=$peers

@@ -17,6 +17,7 @@ struct py_channel {
 	unsigned long owner; /* the thread that has it */
 	bool closing; /* whoever has it shall give it up, and closes it */
 	unsigned int gen;
+	PyObject *named; /* the last message that take() got of an object in a producer's arena */
 	struct sluice_channel_opts opts;
 	char name[SLUICE_LABEL_LEN];
 };
@@ -137,6 +138,7 @@ PyObject *channel_new(PyObject *arena, const char *name, const struct sluice_cha
 	self->owner = 0;
 	self->closing = false;
 	self->gen = fork_gen;
+	self->named = NULL;
 	self->opts = *opts;
 	strncpy(self->name, name, sizeof(self->name) - 1);
 	self->name[sizeof(self->name) - 1] = '\0';
@@ -155,6 +157,7 @@ static void channel_dealloc(struct py_channel *self)
 	channel_drop(self);
 	if (self->lock && self->gen == fork_gen)
 		PyThread_free_lock(self->lock);
+	Py_XDECREF(self->named);
 	Py_XDECREF(self->arena);
 	PyObject_Free(self);
 	Py_DECREF(tp);
@@ -383,35 +386,59 @@ static PyObject *ask(PyObject *queue, const char *name, PyObject *key, PyObject 
 	return out;
 }
 
+/* What take() gets, taken apart by hand: the format of a nested tuple costs as much as the batch. */
+struct take_args {
+	PyObject *timeout, *known, *codec, *alive, *empty, *owed, *queue;
+};
+
+static bool take_parse(PyObject *args, struct take_args *t)
+{
+	PyObject *how = PyTuple_Size(args) == 3 ? PyTuple_GetItem(args, 1) : NULL;
+
+	if (!how || !PyTuple_Check(how) || PyTuple_Size(how) != 5 ||
+	    !PyDict_Check(PyTuple_GetItem(how, 0)) || !PyList_Check(PyTuple_GetItem(how, 4))) {
+		PyErr_SetString(PyExc_TypeError, "take(timeout, (dict, codec, alive, empty, list), "
+						 "queue)");
+		return false;
+	}
+	t->timeout = PyTuple_GetItem(args, 0);
+	t->known = PyTuple_GetItem(how, 0);
+	t->codec = PyTuple_GetItem(how, 1);
+	t->alive = PyTuple_GetItem(how, 2);
+	t->empty = PyTuple_GetItem(how, 3);
+	t->owed = PyTuple_GetItem(how, 4);
+	t->queue = PyTuple_GetItem(args, 2);
+	return true;
+}
+
 /*
  * The object that a message means which stands in a producer's arena; known maps messages to that
  * arena's channel, queue._source(message, its value) finds the channel of others.  Between the
  * message and its batch nothing may get lost, or the next message would find this batch: what is
  * interrupted there is owed, and the next take() begins with it.
  */
-static PyObject *take_named(PyObject *queue, PyObject *known, PyObject *owed, PyObject *key,
-			    PyObject *codec, PyObject *alive)
+static PyObject *take_named(const struct take_args *t, PyObject *key)
 {
-	PyObject *source = PyDict_GetItemWithError(known, key), *out = NULL;
+	PyObject *source = PyDict_GetItemWithError(t->known, key), *out = NULL;
 	bool taken = false, again = false;
 
 	if (source)
 		Py_INCREF(source);
 	else if (!PyErr_Occurred())
-		source = ask(queue, "_source", key, codec);
+		source = ask(t->queue, "_source", key, t->codec);
 	if (!source) {
 		again = may_try_again();
 	} else if (!PyObject_TypeCheck(source, channel_type)) {
 		PyErr_SetString(PyExc_TypeError, "the source of a message is no channel");
 	} else {
-		out = take_stored((struct py_channel *)source, codec, alive, &taken);
+		out = take_stored((struct py_channel *)source, t->codec, t->alive, &taken);
 		again = !out && !taken && PyErr_Occurred();
 	}
 	Py_XDECREF(source);
 	if (again)
-		owe(owed, key);
+		owe(t->owed, key);
 	else if (!out && !PyErr_Occurred())
-		out = ask(queue, "_no_more", key, codec); /* raises */
+		out = ask(t->queue, "_no_more", key, t->codec); /* raises */
 	return out;
 }
 
@@ -426,6 +453,21 @@ static PyObject *owed_first(PyObject *owed)
 	return key;
 }
 
+/* The message as bytes: mostly the same as the last, whose hash is known. */
+static PyObject *message_key(struct py_channel *self, const struct message *m)
+{
+	const char *data = m->data ? m->data : m->small;
+	PyObject *last = self->named;
+
+	if (!last || (uint64_t)PyBytes_Size(last) != m->len ||
+	    memcmp(PyBytes_AsString(last), data, m->len)) {
+		self->named = PyBytes_FromStringAndSize(data, (Py_ssize_t)m->len);
+		Py_XDECREF(last);
+	}
+	Py_XINCREF(self->named);
+	return self->named;
+}
+
 /*
  * take(timeout, (known, codec, alive, empty, owed), queue): the next object of a queue.  A message
  * names the arena in which a large object stands.  queue._take_spilled(value of the message)
@@ -433,20 +475,19 @@ static PyObject *owed_first(PyObject *owed)
  */
 static PyObject *channel_take(struct py_channel *self, PyObject *args)
 {
-	PyObject *timeout, *known, *codec, *alive, *empty, *owed, *queue, *key, *out = NULL;
+	PyObject *key, *out = NULL;
+	struct take_args t;
 	struct sluice_batch *b;
 	struct message m;
 	uint64_t deadline;
 	bool copied;
 	int rc;
 
-	if (!PyArg_ParseTuple(args, "O(O!OOOO!)O", &timeout, &PyDict_Type, &known, &codec, &alive,
-			      &empty, &PyList_Type, &owed, &queue) ||
-	    deadline_from(timeout, &deadline))
+	if (!take_parse(args, &t) || deadline_from(t.timeout, &deadline))
 		return NULL;
-	key = owed_first(owed);
+	key = owed_first(t.owed);
 	if (key) {
-		out = take_named(queue, known, owed, key, codec, alive);
+		out = take_named(&t, key);
 		Py_DECREF(key);
 		return out;
 	}
@@ -455,13 +496,13 @@ static PyObject *channel_take(struct py_channel *self, PyObject *args)
 	if (!channel_enter(self, deadline)) {
 		/* The time may be over while another thread still waits for the next. */
 		if (PyErr_ExceptionMatches(PyExc_TimeoutError))
-			PyErr_SetObject(empty, NULL);
+			PyErr_SetObject(t.empty, NULL);
 		return NULL;
 	}
-	rc = next_wait(self, &b, deadline, alive);
+	rc = next_wait(self, &b, deadline, t.alive);
 	channel_leave(self);
 	if (rc == -ETIMEDOUT && !PyErr_Occurred())
-		PyErr_SetObject(empty, NULL);
+		PyErr_SetObject(t.empty, NULL);
 	if (rc)
 		return PyErr_Occurred() ? NULL : raise_errno(rc);
 	copied = message_copy(&m, b);
@@ -469,18 +510,18 @@ static PyObject *channel_take(struct py_channel *self, PyObject *args)
 	if (!copied)
 		return NULL;
 	if (m.tag == WIRE_TAG_STORED) {
-		key = PyBytes_FromStringAndSize(m.data ? m.data : m.small, m.len);
+		key = message_key(self, &m);
 		free(m.data);
 		if (key)
-			out = take_named(queue, known, owed, key, codec, alive);
+			out = take_named(&t, key);
 		Py_XDECREF(key);
 		return out;
 	}
-	out = message_decode(&m, codec);
+	out = message_decode(&m, t.codec);
 	if (out && m.tag != WIRE_TAG_INLINE) {
 		PyObject *value = out;
 
-		out = PyObject_CallMethod(queue, "_take_spilled", "(O)", value);
+		out = PyObject_CallMethod(t.queue, "_take_spilled", "(O)", value);
 		Py_DECREF(value);
 	}
 	return out;

@@ -488,6 +488,9 @@ int sluice_batch_share(struct sluice_batch *b, struct sluice_channel *ch, uint64
 	uint32_t lease;
 	int err = passing_check(b, ch);
 
+	/* Who only looks leaves the lock and the count alone: consumers use both. */
+	if (!err && !timeout_ns)
+		err = publish_room(ch);
 	if (!err)
 		err = alias_create(a, b->extent, extent_gen(b), LEASE_WRITING, &lease, &word);
 	if (err)

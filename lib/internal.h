@@ -340,6 +340,7 @@ void channel_name_load(const struct shm_channel *c, char name[SLUICE_LABEL_LEN])
 
 /* transfer.c */
 int publish_refused(const struct sluice_channel *ch);
+int publish_room(const struct sluice_channel *ch);
 int extent_wait(struct sluice_channel *ch, uint64_t nblocks, uint64_t timeout_ns,
 		struct extent_found *found);
 int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enum lease_state to,

@@ -436,6 +436,16 @@ int lease_publish(struct sluice_channel *ch, uint32_t lease, uint64_t *from, enu
 	return err;
 }
 
+/* What lease_publish() would say that does not wait, to who has no ring to pass on; 0: try it. */
+int publish_room(const struct sluice_channel *ch)
+{
+	int err = publish_refused(ch);
+
+	if (err || ch->armed || ch->rung || ring_writable(ch))
+		return err;
+	return gave_up(ch, -EAGAIN, "no room for a batch");
+}
+
 /* ------------------------------------------------------------------ the caller's own loop */
 
 int sluice_channel_pollfd(struct sluice_channel *ch)

@@ -93,6 +93,17 @@ static uint64_t lease_of_cell(struct sluice_arena *a, unsigned int channel, uint
 }
 
 /*
+ * Which producers to ring for a cell that was popped: not for each, so that who is rung finds room
+ * for a while.  How full the queue is says a line that producers write: read where it matters.
+ */
+static enum shm_room wants_room(const struct sluice_channel *ch)
+{
+	bool half = !map_any(ch->shm->producer_sleepers) || ring_ahead(ch) <= ch->capacity / 2;
+
+	return half ? ROOM_AT_HALF : ROOM_AT_ONCE;
+}
+
+/*
  * Take the lease at the head.
  *
  * Return: 0; -EAGAIN when the channel is empty, -EINPROGRESS when the batch at the head (*lease) is
@@ -125,11 +136,7 @@ int ring_pop(struct sluice_channel *ch, uint32_t *lease, uint64_t *word)
 				CRASH_POINT("pop_before_head");
 				move_on(head, p.pos); /* N4 */
 				CRASH_POINT("pop_before_wake");
-				/* Not for each cell: who is rung finds room for a while. */
-				wake_one(a, ch->shm->producer_sleepers,
-					 ring_ahead(ch) <= ch->capacity / 2 ? ROOM_AT_HALF
-									    : ROOM_AT_ONCE,
-					 ch->stats);
+				wake_one(a, ch->shm->producer_sleepers, wants_room(ch), ch->stats);
 			}
 			if (w) {
 				*lease = cell_index(p.word);

@@ -33,11 +33,19 @@ uint64_t cuda_now(void)
 	return ts.tv_sec * 1000000000ULL + ts.tv_nsec;
 }
 
+uint64_t cuda_nap(uint64_t waited_ns)
+{
+	const uint64_t nap = waited_ns / 8;
+
+	return nap < NAP_MIN_NS ? NAP_MIN_NS : nap > NAP_MAX_NS ? NAP_MAX_NS : nap;
+}
+
 uint64_t cuda_deadline(uint64_t timeout_ns)
 {
 	if (timeout_ns == 0 || timeout_ns & SLUICE_ABSTIME)
 		return timeout_ns;
-	return (cuda_now() + timeout_ns) | SLUICE_ABSTIME;
+	timeout_ns += cuda_now();
+	return timeout_ns & SLUICE_ABSTIME ? SLUICE_FOREVER : timeout_ns | SLUICE_ABSTIME;
 }
 
 int sluice_cuda_probe(struct sluice_cuda_probe *p)
@@ -323,7 +331,7 @@ int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t
 {
 	/* A DMA of a small batch takes less than a sleep and a wake-up do. */
 	const uint64_t start = cuda_now();
-	uint64_t now = start, nap;
+	uint64_t now;
 	CUresult r;
 	int ret;
 
@@ -340,10 +348,7 @@ int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t
 			continue;
 		if (interrupts && deadline == SLUICE_FOREVER)
 			break;
-		/* An eighth of the time at most is waited in vain. */
-		nap = (now - start) / 8;
-		nap = nap < NAP_MIN_NS ? NAP_MIN_NS : nap > NAP_MAX_NS ? NAP_MAX_NS : nap;
-		nanosleep(&(struct timespec){.tv_nsec = (long)nap}, NULL);
+		nanosleep(&(struct timespec){.tv_nsec = (long)cuda_nap(now - start)}, NULL);
 	}
 	r = c->cu->EventSynchronize(ev);
 	if (r == CUDA_SUCCESS)

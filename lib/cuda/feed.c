@@ -11,8 +11,8 @@
  *   record slot.passed                       by sluice_cuda_batch_release()
  *
  * Small batches that are queued together form a group: one event tells about all their copies.
- * Their extents go back without a host function, which would cost more than the copy: at the
- * latest when their slot is used again.
+ * Their extents go back without a host function, which would cost more than the copy: by the next
+ * call, or while that waits, and at the latest when their slot is used again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -273,6 +273,33 @@ static void err_keep(struct sluice_cuda_feed *f, int err)
 	snprintf(f->err_text, sizeof(f->err_text), "%s", sluice_cuda_strerror());
 }
 
+/*
+ * What small copies hold goes back only by a call of ours, and the producer may be waiting for just
+ * that: as long as there are any, wait in naps.
+ */
+static int channel_next(struct sluice_cuda_feed *f, struct sluice_batch **b, uint64_t deadline)
+{
+	uint64_t start = 0, now, until;
+	int ret;
+
+	while (deadline && f->flight.head) {
+		now = cuda_now();
+		start = start ? start : now;
+		until = (now + cuda_nap(now - start)) | SLUICE_ABSTIME;
+		if (until >= deadline)
+			break;
+		ret = sluice_channel_next(f->ch, b, until);
+		if (ret != -ETIMEDOUT)
+			goto out;
+		ret = feed_reap(f, NULL);
+		if (ret)
+			return ret;
+	}
+	ret = sluice_channel_next(f->ch, b, deadline);
+out:
+	return ret && ret != -EAGAIN ? cuda_fail_core(ret) : ret;
+}
+
 static struct sluice_batch *batch_pull(struct sluice_cuda_feed *f, uint64_t deadline, int *err)
 {
 	struct sluice_batch *b = f->stash;
@@ -285,9 +312,7 @@ static struct sluice_batch *batch_pull(struct sluice_cuda_feed *f, uint64_t dead
 		f->err = 0;
 		return NULL;
 	}
-	*err = sluice_channel_next(f->ch, &b, deadline);
-	if (*err && *err != -EAGAIN)
-		cuda_fail_core(*err);
+	*err = channel_next(f, &b, deadline);
 	return *err ? NULL : b;
 }
 

@@ -117,6 +117,8 @@ static inline unsigned int cuda_event_flags(bool interrupts)
 int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t deadline);
 
 uint64_t cuda_now(void);
+/* How long to sleep between two looks: what is waited in vain is an eighth, but at least 50 us. */
+uint64_t cuda_nap(uint64_t waited_ns);
 /* The library's timeout as 0, SLUICE_FOREVER or CLOCK_MONOTONIC | SLUICE_ABSTIME. */
 uint64_t cuda_deadline(uint64_t timeout_ns);
 

@@ -358,6 +358,48 @@ TEST_F(feed, extents_go_back_by_themselves)
 	sluice_cuda_feed_close(f);
 }
 
+/* What small copies hold goes back while the feed waits for a producer that waits for room. */
+TEST_F(feed, an_arena_with_room_for_two_batches)
+{
+	static const uint64_t waits[] = {SLUICE_FOREVER, LONG_WAIT, INT64_MAX};
+	const unsigned int rounds = scaled(40);
+	struct sluice_cuda_feed_opts o = {.sz = sizeof(o), .depth = 2};
+	struct sluice_arena *a = arena_new(MIB);
+	struct sluice_cuda_batch *b;
+	struct sluice_channel *in;
+	struct sluice_cuda_feed *f;
+	struct sluice_cuda *c;
+	pid_t pid;
+
+	ASSERT_NE(NULL, a);
+	in = channel_new(a, "tight", 8, SLUICE_CHANNEL_CONSUME);
+	CHILD(pid) {
+		struct sluice_arena *mine = arena_child(a);
+		struct sluice_channel *out = channel_join(mine, "tight", SLUICE_CHANNEL_PRODUCE);
+
+		for (unsigned int i = 0; i < rounds; i++)
+			CHECK_OK(batch_send(out, 400 * KIB, i, LONG_WAIT));
+		sluice_channel_close(out);
+		sluice_arena_detach(mine);
+	}
+	cuda_start(_metadata, self);
+	ASSERT_CUDA(0, sluice_cuda_attach(&c, a, NULL));
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, c, in, &o));
+	for (unsigned int i = 0; i < rounds; i++) {
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, waits[i % 3]));
+		EXPECT_EQ(400 * KIB, batch_check(b, self->s));
+		gpu_busy(self->s, 2000); /* the next copy into the buffer waits for it */
+		EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
+	}
+	gpu_sync(self->s);
+	sluice_cuda_feed_close(f);
+	EXPECT_EQ(0, sluice_cuda_detach(c));
+	EXPECT_EQ(0, child_wait(pid));
+	EXPECT_EQ(NULL, arena_all_free(a));
+	sluice_channel_close(in);
+	sluice_arena_detach(a);
+}
+
 /* A buffer is not written again before the stream of its release has got past its use. */
 TEST_F(feed, buffers_wait_for_the_stream)
 {

@@ -137,6 +137,24 @@ static int flights_wait(struct sluice_cuda_drain *d, uint32_t left, uint64_t dea
 	return 0;
 }
 
+/* The same until none is, even if events cannot be asked. */
+static int flights_end(struct sluice_cuda_drain *d)
+{
+	int ret = flights_wait(d, 0, SLUICE_FOREVER);
+
+	if (!ret || atomic_load(&d->c->health) != CUDA_HEALTHY)
+		return ret;
+	if (d->c->cu->StreamSynchronize(d->stream) != CUDA_SUCCESS) {
+		atomic_store(&d->c->health, CUDA_STICKY);
+		return drain_failed(d, ret);
+	}
+	while (d->count) {
+		cuda_ticket_settle(d->flights[d->head].ticket);
+		flight_pop(d);
+	}
+	return 0;
+}
+
 /* ------------------------------------------------------------------ opening and closing */
 
 static int opts_take(struct sluice_cuda_drain_opts *to, const struct sluice_cuda_drain_opts *from)
@@ -537,7 +555,7 @@ int sluice_cuda_drain_close(struct sluice_cuda_drain *d)
 	entered = drain_enter(d);
 	if (entered == -ECHILD)
 		return entered;
-	ret = entered < 0 ? entered : flights_wait(d, 0, SLUICE_FOREVER);
+	ret = entered < 0 ? entered : flights_end(d);
 	alive = atomic_load(&c->health) == CUDA_HEALTHY;
 	/* Host functions that had nothing left to do may still be on their way. */
 	if (alive && c->cu->StreamSynchronize(d->wake) != CUDA_SUCCESS)

@@ -625,7 +625,7 @@ int sluice_cuda_feed_stats(struct sluice_cuda_feed *f, struct sluice_cuda_feed_s
 void sluice_cuda_feed_close(struct sluice_cuda_feed *f)
 {
 	struct sluice_cuda *c;
-	bool known, alive;
+	bool quiet = false, known, alive;
 	int entered;
 
 	if (!f)
@@ -634,25 +634,29 @@ void sluice_cuda_feed_close(struct sluice_cuda_feed *f)
 	entered = cuda_enter(c);
 	if (entered == -ECHILD)
 		return;
-	alive = entered >= 0;
-	if (alive) {
+	if (entered >= 0) {
 		CUresult r = c->cu->StreamSynchronize(f->stream);
 
 		if (r == CUDA_SUCCESS)
 			r = c->cu->StreamSynchronize(f->reap);
-		if (r != CUDA_SUCCESS)
+		quiet = r == CUDA_SUCCESS;
+		if (!quiet)
 			cuda_broken(c, r, "a copy failed");
+		/* Where a stream cannot be waited for, its events may still tell. */
+		while (!quiet && f->flight.head && !slot_wait_copied(f->flight.head))
+			;
 	}
-	known = atomic_load(&c->health) != CUDA_STICKY;
+	known = quiet || !f->flight.head || atomic_load(&c->health) == CUDA_GONE;
+	alive = entered >= 0 && known && atomic_load(&c->health) == CUDA_HEALTHY;
 	for (struct sluice_cuda_batch *s = f->flight.head; s; s = s->fly) {
-		/* What a failed context may still read is not given back. */
+		/* What may still be read is not given back. */
 		if (known)
 			cuda_ticket_settle(s->ticket);
 		else if (cuda_ticket_take(s->ticket))
 			atomic_fetch_add(&c->quarantined, 1);
 		cuda_ticket_put(&f->tickets, s->ticket);
 	}
-	cuda_tickets_free(&f->tickets, known);
+	cuda_tickets_free(&f->tickets, quiet || atomic_load(&c->health) == CUDA_GONE);
 	sluice_batch_release(f->stash);
 	feed_destroy(f, alive);
 	cuda_leave(c, entered);

@@ -488,6 +488,36 @@ TEST_F(errors, a_buffer_that_a_release_loses_is_counted)
 	EXPECT_EQ(0, drv.violations());
 }
 
+/* The streams of a feed cannot be waited for when it is closed: its events can, or nobody knows. */
+TEST_F(errors, a_feed_is_closed_that_cannot_be_waited_for)
+{
+	struct sluice_cuda_stats st = {.sz = sizeof(st)};
+	struct sluice_arena_usage u = {.sz = sizeof(u)};
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+
+	setenv("FAKE_CUDA_DELAY_US", "5000", 1);
+	start(_metadata, self);
+	for (int known = 1; known >= 0; known--) {
+		ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, NULL));
+		for (int i = 0; i < 3; i++)
+			ASSERT_EQ(0, batch_send(self->out, i % 2 ? 2 * MIB : 5000, i, 0));
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
+		EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
+		drv.fail(known ? "cuStreamSynchronize" : "cuStreamSynchronize+cuEventQuery", 1,
+			 CUDA_ERROR_OUT_OF_MEMORY);
+		sluice_cuda_feed_close(f);
+		drv.fail("", 0, 0);
+		ASSERT_EQ(0, sluice_cuda_stats(self->c, &st));
+		ASSERT_EQ(0, sluice_arena_usage(self->a, &u));
+		EXPECT_EQ(known, st.quarantined == 0);
+		EXPECT_EQ(st.quarantined, u.held);
+	}
+	usleep(300000); /* what is quarantined is copied by then */
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	EXPECT_EQ(0, drv.violations());
+}
+
 /* A direct copy is begun and cannot be followed, and before it ends the context fails. */
 TEST_F(errors, a_direct_copy_fails_with_its_context)
 {
@@ -643,6 +673,30 @@ TEST_F_TIMEOUT(errors, calls_of_the_drain_fail_now_and_then, 120)
 	EXPECT_EQ(1, census.streams);
 	EXPECT_EQ(0, census.events);
 	EXPECT_EQ(0, drv.violations());
+}
+
+TEST_F(errors, a_drain_is_closed_that_cannot_ask_its_events)
+{
+	struct sluice_cuda_drain *d;
+	uint64_t seed;
+	void *dev;
+
+	setenv("FAKE_CUDA_DELAY_US", "5000", 1);
+	start(_metadata, self);
+	dev = gpu_alloc(MIB);
+	gpu_fill(self->s, dev, MIB, 0);
+	ASSERT_CUDA(0, sluice_cuda_drain_open(&d, self->c, self->back_out, NULL));
+	for (int i = 0; i < 2; i++)
+		ASSERT_CUDA(0, drain_one(self, d, dev, MIB));
+	drv.fail("cuEventQuery", 1, CUDA_ERROR_OUT_OF_MEMORY);
+	EXPECT_EQ(0, sluice_cuda_drain_close(d));
+	drv.fail("", 0, 0);
+	for (int i = 0; i < 2; i++)
+		EXPECT_EQ(0, batch_recv(self->back_in, &seed, 0));
+	gpu_free(dev);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	EXPECT_EQ(0, drv.violations());
+	NOTHING_LEFT(self);
 }
 
 TEST_F(errors, a_kernel_fails_under_a_drain)

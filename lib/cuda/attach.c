@@ -314,6 +314,17 @@ int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what)
 	return cuda_fail_result(c->cu, r, "device %d: %s", c->device, what);
 }
 
+int cuda_stream_check(struct sluice_cuda *c, CUstream s)
+{
+	CUstreamCaptureStatus st = CU_STREAM_CAPTURE_STATUS_NONE;
+	CUresult r = c->cu->StreamIsCapturing(s, &st);
+
+	if (st == CU_STREAM_CAPTURE_STATUS_NONE && r != CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+		return 0; /* what else is wrong with it, its use will tell */
+	return cuda_fail(EPERM, "the stream is being captured into a graph, of which no copy of a "
+				"batch can be a part");
+}
+
 int cuda_event_fired(struct sluice_cuda *c, CUevent ev)
 {
 	CUresult r = c->cu->EventQuery(ev);

@@ -156,7 +156,9 @@ int sluice_cuda_copy(struct sluice_cuda *c, struct sluice_batch *b, void *dst, u
 		return entered;
 	cuda_range_begin("copy in");
 	pthread_mutex_lock(&c->lock);
-	ret = direct_reap(c);
+	ret = cuda_stream_check(c, stream);
+	if (!ret)
+		ret = direct_reap(c);
 	if (ret >= 0)
 		ret = direct_start(c, b, (uintptr_t)dst, &info, stream);
 	pthread_mutex_unlock(&c->lock);

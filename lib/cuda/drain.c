@@ -115,6 +115,14 @@ static int drain_enter(struct sluice_cuda_drain *d)
 	return entered;
 }
 
+/* The caller's stream, and the drain's own where that is one of the caller's, too. */
+static int streams_check(struct sluice_cuda_drain *d, CUstream from)
+{
+	int ret = cuda_stream_check(d->c, from);
+
+	return ret || d->own_stream ? ret : cuda_stream_check(d->c, d->stream);
+}
+
 /* Wait until no more than @left batches are in flight. */
 static int flights_wait(struct sluice_cuda_drain *d, uint32_t left, uint64_t deadline)
 {
@@ -465,7 +473,9 @@ int sluice_cuda_drain_submit(struct sluice_cuda_drain *d, const struct sluice_te
 	start = cuda_now();
 	if (d->count == d->depth)
 		d->st.waits++;
-	ret = flights_wait(d, d->depth - 1, deadline);
+	ret = streams_check(d, stream);
+	if (!ret)
+		ret = flights_wait(d, d->depth - 1, deadline);
 	d->st.wait_ns += cuda_now() - start;
 	if (!ret)
 		ret = batch_measure(d, tensors, n, &o, &room.bytes);
@@ -506,15 +516,19 @@ int sluice_cuda_drain_guard(struct sluice_cuda_drain *d, struct CUstream_st *str
 {
 	int entered = drain_enter(d);
 	CUresult r;
-	int ret = 0;
+	int ret;
 
 	if (entered < 0)
 		return entered;
+	ret = streams_check(d, stream);
+	if (ret)
+		goto out;
 	r = d->c->cu->EventRecord(d->submitted, d->stream);
 	if (r == CUDA_SUCCESS)
 		r = d->c->cu->StreamWaitEvent(stream, d->submitted, CU_EVENT_WAIT_DEFAULT);
 	if (r != CUDA_SUCCESS)
 		ret = drain_failed(d, cuda_broken(d->c, r, "cannot make the stream wait"));
+out:
 	cuda_leave(d->c, entered);
 	return ret;
 }

@@ -36,6 +36,7 @@
 	X(StreamQuery, 2000)              \
 	X(StreamSynchronize, 2000)        \
 	X(StreamWaitEvent, 3020)          \
+	X(StreamIsCapturing, 10000)       \
 	X(StreamWriteValue64, 11070)      \
 	X(LaunchHostFunc, 10000)          \
 	X(EventCreate, 2000)              \

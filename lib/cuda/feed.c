@@ -546,10 +546,23 @@ static int batch_wait(struct sluice_cuda_feed *f, uint64_t timeout_ns)
 	return ret < 0 ? ret : 0;
 }
 
+static int feed_enter(struct sluice_cuda_feed *f)
+{
+	int entered = cuda_enter(f->c);
+	int ret;
+
+	if (entered < 0 || f->own_stream)
+		return entered;
+	ret = cuda_stream_check(f->c, f->stream);
+	if (ret)
+		cuda_leave(f->c, entered);
+	return ret ? ret : entered;
+}
+
 int sluice_cuda_feed_next(struct sluice_cuda_feed *f, struct sluice_cuda_batch **out,
 			  struct CUstream_st *stream, uint64_t timeout_ns)
 {
-	int entered = cuda_enter(f->c);
+	int entered = feed_enter(f);
 	int ret;
 
 	if (entered < 0)
@@ -567,7 +580,7 @@ int sluice_cuda_feed_next(struct sluice_cuda_feed *f, struct sluice_cuda_batch *
 
 int sluice_cuda_feed_pump(struct sluice_cuda_feed *f)
 {
-	int entered = cuda_enter(f->c);
+	int entered = feed_enter(f);
 	int ret;
 
 	if (entered < 0)
@@ -592,6 +605,12 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *s
 	if (s->state != SLOT_OUT)
 		return cuda_fail(EINVAL, "this device batch was released already");
 	entered = cuda_enter(f->c);
+	if (entered >= 0 && stream != f->stream)
+		ret = cuda_stream_check(f->c, stream);
+	if (ret) {
+		cuda_leave(f->c, entered);
+		return ret;
+	}
 	sluice_batch_release(s->kept);
 	s->kept = NULL;
 	s->state = SLOT_FREE;

@@ -100,6 +100,12 @@ int cuda_check(const struct sluice_cuda *c);
 int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what);
 
 /*
+ * -EPERM for a stream that is being captured: what is put on it is not done, but kept for a graph,
+ * and done again by every launch of that.  A stream that waits for it is captured as well.
+ */
+int cuda_stream_check(struct sluice_cuda *c, CUstream s);
+
+/*
  * An event that a copy was recorded on.  Return: 1 when it has fired (or the context is gone and
  * with it the copy), 0 when not, or a negative errno.
  */

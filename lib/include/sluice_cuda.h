@@ -10,6 +10,8 @@
  * - An extent that a copy reads or writes goes back only when that copy has completed.  When a
  *   sticky CUDA error (-EIO) makes that impossible to know, the extents in flight stay leased until
  *   the process leaves the arena.
+ * - Copies are no part of a CUDA graph: calls that name a stream that is being captured fail (-EPERM).
+ *   The others, too, while their thread captures or, in global mode, any other thread does.
  * - After fork() every handle is dead in the child (-ECHILD): CUDA does not survive a fork.
  */
 #ifndef SLUICE_CUDA_H
@@ -159,7 +161,7 @@ int sluice_cuda_stats(struct sluice_cuda *c, struct sluice_cuda_stats *st);
  * @dst_bytes: size of @dst; at least the batch's payload_bytes
  * @stream: where the copy runs; NULL is the legacy default stream
  *
- * Return: 0; -ENOSPC (@dst is too small), -EINVAL, -EIO, -ESHUTDOWN (the context is gone), -ECHILD.
+ * Return: 0; -ENOSPC (@dst is too small), -EPERM (@stream is being captured), -EINVAL, -EIO, -ESHUTDOWN (the context is gone), -ECHILD.
  */
 int sluice_cuda_copy(struct sluice_cuda *c, struct sluice_batch *b, void *dst, uint64_t dst_bytes,
 		     struct CUstream_st *stream);
@@ -271,8 +273,9 @@ int sluice_cuda_batch_blob(const struct sluice_cuda_batch *b, unsigned int i, co
  * @b: the batch, or NULL; on the thread that uses the feed
  * @stream: the buffer is written again only after the work that is on this stream now
  *
- * Return: 0; -EIO, -ESHUTDOWN, -ECHILD.  The handle is gone in any case; the buffer, too, when it
- * could not be known what @stream does with it (see .lost of the statistics).
+ * Return: 0; -EPERM (@stream is being captured: @b is still the caller's); -EIO, -ESHUTDOWN, -ECHILD.
+ * In all other cases the handle is gone; the buffer, too, when it could not be known what @stream does
+ * with it (see .lost of the statistics).
  */
 int sluice_cuda_batch_release(struct sluice_cuda_batch *b, struct CUstream_st *stream);
 
@@ -395,7 +398,7 @@ struct sluice_cuda_submit_opts {
  * then the tensors must not change: see sluice_cuda_drain_guard().
  *
  * Return: 0; -EAGAIN or -ETIMEDOUT (the workers are slow); -E2BIG; -ESHUTDOWN (channel or context);
- * -EPIPE; -EINTR; -EXDEV (memory of another device); -EINVAL; -EIO; -ECHILD.
+ * -EPIPE; -EINTR; -EXDEV (memory of another device); -EPERM (a stream is being captured); -EINVAL; -EIO; -ECHILD.
  */
 int sluice_cuda_drain_submit(struct sluice_cuda_drain *d, const struct sluice_tensor *tensors,
 			     unsigned int n, struct CUstream_st *stream,

@@ -505,11 +505,21 @@ CUresult cuStreamSynchronize(CUstream s)
 	return fake_stream_idle(current(), (struct stream *)s, true);
 }
 
+CUresult cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus *status)
+{
+	ENTER_CTX();
+	*status = fake_stream_captured((struct stream *)s) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+							   : CU_STREAM_CAPTURE_STATUS_NONE;
+	return CUDA_SUCCESS;
+}
+
 CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned int flags)
 {
 	struct event *ev = (struct event *)e;
 
 	ENTER_CTX();
+	if (fake_stream_captured((struct stream *)s))
+		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
 	return push(s, (struct op){.kind = OP_WAIT, .event = ev, .n = ev->recorded});
 }
 
@@ -641,6 +651,7 @@ static const struct {
 	CALL(cuStreamDestroy),
 	CALL(cuStreamQuery),
 	CALL(cuStreamSynchronize),
+	CALL(cuStreamIsCapturing),
 	CALL(cuStreamWaitEvent),
 	CALL(cuStreamWriteValue64),
 	CALL(cuLaunchHostFunc),

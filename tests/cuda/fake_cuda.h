@@ -38,6 +38,8 @@ void fake_cuda_memory(uint64_t bytes);
 CUresult fake_cuda_launch(CUstream s, void (*fn)(void *arg), void *arg);
 /* A kernel that faults: the context is lost when the stream gets there. */
 CUresult fake_cuda_fault(CUstream s);
+/* Begin and end to capture what is put on a stream. */
+void fake_cuda_capture(CUstream s, bool on);
 /* A context of its own, made current. */
 CUcontext fake_cuda_context(int device);
 void fake_cuda_context_destroy(CUcontext ctx);

@@ -12,6 +12,7 @@ struct fake_driver {
 	__typeof__(fake_cuda_memory) *memory;
 	__typeof__(fake_cuda_launch) *launch;
 	__typeof__(fake_cuda_fault) *fault;
+	__typeof__(fake_cuda_capture) *capture;
 	__typeof__(fake_cuda_context) *context;
 	__typeof__(fake_cuda_context_destroy) *context_destroy;
 	__typeof__(fake_cuda_census) *census;

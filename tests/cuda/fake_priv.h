@@ -72,6 +72,7 @@ bool fake_in_flight(uint64_t start, uint64_t end);
 
 struct stream *fake_stream_new(struct ctx *c);
 void fake_stream_end(struct stream *s);
+bool fake_stream_captured(const struct stream *s);
 void fake_streams_stop(struct ctx *c);
 CUresult fake_push(struct ctx *c, struct stream *s, struct op op);
 CUresult fake_stream_idle(struct ctx *c, struct stream *s, bool wait);

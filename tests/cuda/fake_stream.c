@@ -17,6 +17,7 @@ struct stream {
 	pthread_t thread;
 	struct op *head, **tail;
 	bool busy; /* an operation has been taken off the queue */
+	bool captured;
 	bool ended; /* the caller has destroyed it: what is queued still runs */
 	unsigned int seed;
 };
@@ -279,6 +280,16 @@ static struct stream *resolve(struct ctx *c, struct stream *s)
 	return c->null;
 }
 
+void fake_cuda_capture(CUstream s, bool on)
+{
+	((struct stream *)s)->captured = on;
+}
+
+bool fake_stream_captured(const struct stream *s)
+{
+	return (uintptr_t)s > (uintptr_t)CU_STREAM_PER_THREAD && s->captured;
+}
+
 CUresult fake_push(struct ctx *c, struct stream *s, struct op from)
 {
 	struct op *op;
@@ -295,6 +306,8 @@ CUresult fake_push(struct ctx *c, struct stream *s, struct op from)
 	pthread_mutex_lock(&fake_lock);
 	if (s->ended && !lost(s))
 		fake_violation("work was put on a stream that was destroyed");
+	if (s->captured)
+		fake_violation("work became part of a graph");
 	if (is_copy(op)) {
 		if (!fake_host_known(op->host, op->n))
 			fake_violation("the host memory of a copy is not in one registration");

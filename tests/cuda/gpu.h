@@ -32,6 +32,8 @@ void gpu_fill(struct CUstream_st *s, void *dev, size_t bytes, uint64_t seed);
 void gpu_check(struct CUstream_st *s, const void *dev, size_t bytes, uint64_t seed);
 /* Words that did not match since gpu_init(), and rules that the fake driver saw broken. */
 uint64_t gpu_bad(void);
+/* Begin and end, without a result, to capture what is put on a stream into a graph. */
+void gpu_capture(struct CUstream_st *s, bool on);
 /* A kernel that takes this long. */
 void gpu_busy(struct CUstream_st *s, unsigned int us);
 /* One that runs until a word of registered host memory has this value. */

@@ -108,6 +108,7 @@ run_check()
 	feed=$!
 	suite drain 60 "$bin/drain" &
 	drain=$!
+	suite streams 20 "$bin/streams" || status=1
 	wait $feed || status=1
 	wait $drain || status=1
 	limited 20 "$bin/example_feed" >>"$log" 2>&1 || status=1

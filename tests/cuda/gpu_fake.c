@@ -33,6 +33,7 @@ void fake_load(void)
 	LOAD(memory, "fake_cuda_memory");
 	LOAD(launch, "fake_cuda_launch");
 	LOAD(fault, "fake_cuda_fault");
+	LOAD(capture, "fake_cuda_capture");
 	LOAD(context, "fake_cuda_context");
 	LOAD(context_destroy, "fake_cuda_context_destroy");
 	LOAD(census, "fake_cuda_census");
@@ -117,6 +118,11 @@ void gpu_stream_free(struct CUstream_st *s)
 void gpu_sync(struct CUstream_st *s)
 {
 	CHECK_OK(drv.stream_sync(s));
+}
+
+void gpu_capture(struct CUstream_st *s, bool on)
+{
+	drv.capture(s, on);
 }
 
 struct kernel {

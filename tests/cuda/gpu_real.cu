@@ -147,6 +147,21 @@ void gpu_stream_free(struct CUstream_st *s)
 	CHECK_CUDA(cudaStreamDestroy(s));
 }
 
+void gpu_capture(struct CUstream_st *s, bool on)
+{
+	cudaGraph_t graph = NULL;
+
+	if (on) {
+		CHECK_CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed));
+		return;
+	}
+	/* What was refused may have made it invalid. */
+	cudaStreamEndCapture(s, &graph);
+	if (graph)
+		CHECK_CUDA(cudaGraphDestroy(graph));
+	cudaGetLastError();
+}
+
 void gpu_sync(struct CUstream_st *s)
 {
 	CHECK_CUDA(cudaStreamSynchronize(s));

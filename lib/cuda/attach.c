@@ -288,30 +288,53 @@ void cuda_leave(struct sluice_cuda *c, int entered)
 		c->cu->CtxPopCurrent(&was);
 }
 
-int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what)
+static enum cuda_health health_of(CUresult r)
 {
-	enum cuda_health health = CUDA_HEALTHY;
-	CUresult now;
-
 	switch (r) {
 	case CUDA_ERROR_DEINITIALIZED:
 	case CUDA_ERROR_INVALID_CONTEXT:
 	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-		health = CUDA_GONE;
-		break;
+		return CUDA_GONE;
+	case CUDA_SUCCESS:
 	case CUDA_ERROR_OUT_OF_MEMORY:
-		break;
+	case CUDA_ERROR_NOT_READY:
+	case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ... CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
+		return CUDA_HEALTHY;
 	default:
-		/* A context that failed says so on every later call, this harmless one included. */
-		now = c->cu->StreamQuery(CU_STREAM_PER_THREAD);
-		if (now != CUDA_SUCCESS && now != CUDA_ERROR_NOT_READY &&
-		    (now < CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ||
-		     now > CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD))
-			health = CUDA_STICKY;
+		return CUDA_STICKY;
 	}
+}
+
+int cuda_broken_by(struct sluice_cuda *c, CUresult r, const char *what)
+{
+	enum cuda_health health = CUDA_HEALTHY;
+
+	/* A context that failed says so on every later call, this harmless one included. */
+	if (r != CUDA_ERROR_OUT_OF_MEMORY)
+		health = health_of(c->cu->StreamQuery(CU_STREAM_PER_THREAD));
 	if (health != CUDA_HEALTHY)
 		atomic_store_explicit(&c->health, health, memory_order_relaxed);
 	return cuda_fail_result(c->cu, r, "device %d: %s", c->device, what);
+}
+
+int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what)
+{
+	if (health_of(r) != CUDA_GONE)
+		return cuda_broken_by(c, r, what);
+	atomic_store_explicit(&c->health, CUDA_GONE, memory_order_relaxed);
+	return cuda_fail_result(c->cu, r, "device %d: %s", c->device, what);
+}
+
+/* 1 when the context is gone and the copy with it, else a negative errno. */
+static int event_broken(struct sluice_cuda *c, CUresult r)
+{
+	int ret;
+
+	/* An event of ours is not known any more: its context was reset, and made again. */
+	if (r == CUDA_ERROR_INVALID_HANDLE)
+		r = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	ret = cuda_broken(c, r, "a copy failed");
+	return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 1 : ret;
 }
 
 int cuda_stream_check(struct sluice_cuda *c, CUstream s)
@@ -328,14 +351,12 @@ int cuda_stream_check(struct sluice_cuda *c, CUstream s)
 int cuda_event_fired(struct sluice_cuda *c, CUevent ev)
 {
 	CUresult r = c->cu->EventQuery(ev);
-	int ret;
 
 	if (r == CUDA_SUCCESS)
 		return 1;
 	if (r == CUDA_ERROR_NOT_READY)
 		return 0;
-	ret = cuda_broken(c, r, "a copy failed");
-	return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 1 : ret;
+	return event_broken(c, r);
 }
 
 int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t deadline)
@@ -364,6 +385,6 @@ int cuda_event_wait(struct sluice_cuda *c, CUevent ev, bool interrupts, uint64_t
 	r = c->cu->EventSynchronize(ev);
 	if (r == CUDA_SUCCESS)
 		return 0;
-	ret = cuda_broken(c, r, "a copy failed");
-	return atomic_load_explicit(&c->health, memory_order_relaxed) == CUDA_GONE ? 0 : ret;
+	ret = event_broken(c, r);
+	return ret < 0 ? ret : 0;
 }

@@ -117,7 +117,7 @@ static int direct_start(struct sluice_cuda *c, struct sluice_batch *b, CUdevicep
 	if (r == CUDA_SUCCESS)
 		r = c->cu->EventRecord(d->copied, stream);
 	if (r != CUDA_SUCCESS) {
-		ret = cuda_broken(c, r, "cannot copy a batch to the device");
+		ret = cuda_broken_by(c, r, "cannot copy a batch to the device");
 		/*
 		 * Part of it may be on the way: the caller gets the batch back when that has ended.
 		 * If it cannot be waited for, a reference that nobody drops keeps the extent.

@@ -428,7 +428,7 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 	if (r == CUDA_SUCCESS)
 		return 0;
 	/* Some of it may be under way: nothing is taken back before that has ended. */
-	ret = cuda_broken(d->c, r, "cannot copy tensors from the device");
+	ret = cuda_broken_by(d->c, r, "cannot copy tensors from the device");
 	ended = d->c->cu->StreamSynchronize(d->stream) == CUDA_SUCCESS;
 	if (atomic_load(&d->c->health) == CUDA_HEALTHY && ended) {
 		b = cuda_ticket_take(f->ticket);
@@ -527,7 +527,7 @@ int sluice_cuda_drain_guard(struct sluice_cuda_drain *d, struct CUstream_st *str
 	if (r == CUDA_SUCCESS)
 		r = d->c->cu->StreamWaitEvent(stream, d->submitted, CU_EVENT_WAIT_DEFAULT);
 	if (r != CUDA_SUCCESS)
-		ret = drain_failed(d, cuda_broken(d->c, r, "cannot make the stream wait"));
+		ret = drain_failed(d, cuda_broken_by(d->c, r, "cannot make the stream wait"));
 out:
 	cuda_leave(d->c, entered);
 	return ret;

@@ -182,12 +182,12 @@ static int slot_grow(struct sluice_cuda_batch *s, uint64_t bytes)
 	CUresult r;
 	int ret;
 
-	if (s->has_passed) {
-		ret = cuda_event_wait(f->c, s->passed, false, SLUICE_FOREVER);
-		if (ret)
-			return ret;
-		s->has_passed = false;
-	}
+	ret = cuda_event_wait(f->c, s->passed, false, SLUICE_FOREVER);
+	if (!ret)
+		ret = cuda_check(f->c);
+	if (ret)
+		return ret;
+	s->has_passed = false;
 	if (s->dev) {
 		f->c->cu->MemFree(s->dev);
 		f->st.device_bytes -= s->dev_bytes;
@@ -513,7 +513,7 @@ static int batch_hand_out(struct sluice_cuda_feed *f, struct sluice_cuda_batch *
 	if (s->ticket && stream != f->stream)
 		r = f->c->cu->StreamWaitEvent(stream, group_event(s->group), CU_EVENT_WAIT_DEFAULT);
 	if (r != CUDA_SUCCESS)
-		return cuda_broken(f->c, r, "cannot make the stream wait for a copy");
+		return cuda_broken_by(f->c, r, "cannot make the stream wait for a copy");
 	queue_take(&f->ready);
 	f->nready--;
 	s->state = SLOT_OUT;
@@ -621,7 +621,7 @@ int sluice_cuda_batch_release(struct sluice_cuda_batch *s, struct CUstream_st *s
 		s->has_passed = r == CUDA_SUCCESS;
 		/* What cannot be followed can be waited for. */
 		if (r != CUDA_SUCCESS && f->c->cu->StreamSynchronize(stream) != CUDA_SUCCESS)
-			ret = cuda_broken(f->c, r, "cannot follow the stream of a release");
+			ret = cuda_broken_by(f->c, r, "cannot follow the stream of a release");
 	}
 	if (!ret)
 		slot_free(f, s);
@@ -653,7 +653,10 @@ void sluice_cuda_feed_close(struct sluice_cuda_feed *f)
 	entered = cuda_enter(c);
 	if (entered == -ECHILD)
 		return;
-	if (entered >= 0) {
+	/* In a context that was made again our buffers may be somebody else's: ask for an event of ours. */
+	if (entered >= 0)
+		cuda_event_fired(c, f->slots[0].passed);
+	if (entered >= 0 && atomic_load(&c->health) == CUDA_HEALTHY) {
 		CUresult r = c->cu->StreamSynchronize(f->stream);
 
 		if (r == CUDA_SUCCESS)

@@ -98,6 +98,11 @@ int cuda_check(const struct sluice_cuda *c);
 
 /* A CUDA call failed: find out what that means for the handle, record the sentence. */
 int cuda_broken(struct sluice_cuda *c, CUresult r, const char *what);
+/*
+ * The same for a call that named a stream of the caller's: that may be of another context, and what
+ * became of it says nothing about ours.
+ */
+int cuda_broken_by(struct sluice_cuda *c, CUresult r, const char *what);
 
 /*
  * -EPERM for a stream that is being captured: what is put on it is not done, but kept for a graph,

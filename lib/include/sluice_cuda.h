@@ -98,7 +98,9 @@ struct sluice_cuda_opts {
  * @opts: NULL for the context that is current on this thread
  *
  * Data and control region are registered once in a process, for all devices; further attachments
- * of the same arena share that.  What somebody else has registered already is used as it is.
+ * of the same arena share that.  What somebody else has registered already is used as it is.  A
+ * context that is not a primary one, and current when an arena is attached first, must live until
+ * the arena's last detach: the registration goes with it.
  *
  * Return: 0; -ENOENT, -ENODEV, -EPROTO as sluice_cuda_probe(); -ENXIO (no such device); -ENOTCONN
  * (no context is current, or the device has none yet, and none may be created); -EPERM (the arena

@@ -227,6 +227,11 @@ CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d)
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice d)
 {
 	ENTER();
+	if (primaries[d].destroyed) {
+		primaries[d].null = NULL;
+		primaries[d].age++;
+		primaries[d].destroyed = false;
+	}
 	primaries[d].device = d;
 	primary_refs[d]++;
 	*ctx = (CUcontext)&primaries[d];
@@ -299,6 +304,14 @@ void fake_cuda_context_destroy(CUcontext ctx)
 	/* Nothing of it moves any more when this returns: neither does a real one's. */
 	c->destroyed = true;
 	fake_streams_stop(c);
+}
+
+void fake_cuda_primary_reset(int device)
+{
+	fake_cuda_context_destroy((CUcontext)&primaries[device]);
+	pthread_mutex_lock(&fake_lock);
+	nregs = 0;
+	pthread_mutex_unlock(&fake_lock);
 }
 
 /* ------------------------------------------------------------------ memory */
@@ -549,6 +562,7 @@ CUresult cuEventCreate(CUevent *e, unsigned int flags)
 	ENTER_CTX();
 	ev = calloc(1, sizeof(*ev));
 	ev->ctx = current();
+	ev->age = ev->ctx->age;
 	nevents++;
 	*e = (CUevent)ev;
 	return CUDA_SUCCESS;
@@ -565,10 +579,15 @@ CUresult cuEventDestroy(CUevent e)
 CUresult cuEventRecord(CUevent e, CUstream s)
 {
 	struct event *ev = (struct event *)e;
+	CUresult r;
 
 	ENTER_CTX();
-	ev->recorded++;
-	return push(s, (struct op){.kind = OP_RECORD, .event = ev, .n = ev->recorded});
+	if (ev->age != ev->ctx->age)
+		return CUDA_ERROR_INVALID_HANDLE;
+	/* Only if it comes to that: */
+	r = push(s, (struct op){.kind = OP_RECORD, .event = ev, .n = ev->recorded + 1});
+	ev->recorded += r == CUDA_SUCCESS;
+	return r;
 }
 
 CUresult cuEventQuery(CUevent e)
@@ -578,6 +597,8 @@ CUresult cuEventQuery(CUevent e)
 
 	ENTER();
 	r = ctx_state(ev->ctx);
+	if (!r && ev->age != ev->ctx->age)
+		r = CUDA_ERROR_INVALID_HANDLE;
 	if (r)
 		return r;
 	return ev->fired >= ev->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;

@@ -43,6 +43,8 @@ void fake_cuda_capture(CUstream s, bool on);
 /* A context of its own, made current. */
 CUcontext fake_cuda_context(int device);
 void fake_cuda_context_destroy(CUcontext ctx);
+/* The primary context is gone with everything in it, until it is retained again. */
+void fake_cuda_primary_reset(int device);
 /* What is alive now, to find leaks. */
 struct fake_cuda_census {
 	unsigned int streams, events, allocations, registrations, primaries;

@@ -15,6 +15,7 @@ struct fake_driver {
 	__typeof__(fake_cuda_capture) *capture;
 	__typeof__(fake_cuda_context) *context;
 	__typeof__(fake_cuda_context_destroy) *context_destroy;
+	__typeof__(fake_cuda_primary_reset) *primary_reset;
 	__typeof__(fake_cuda_census) *census;
 	__typeof__(cuInit) *init;
 	__typeof__(cuDeviceGetCount) *device_count;

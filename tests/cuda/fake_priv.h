@@ -26,6 +26,7 @@ struct stream;
 
 struct ctx {
 	int device;
+	unsigned int age; /* how often it was reset: what is of another age is gone */
 	_Atomic bool destroyed;
 	_Atomic CUresult sticky;
 	struct stream *streams; /* all that there ever were */
@@ -34,6 +35,7 @@ struct ctx {
 
 struct event {
 	struct ctx *ctx;
+	unsigned int age;
 	_Atomic uint64_t recorded, fired;
 };
 

@@ -13,6 +13,7 @@
 
 struct stream {
 	struct ctx *ctx;
+	unsigned int age;
 	struct stream *next;
 	pthread_t thread;
 	struct op *head, **tail;
@@ -127,7 +128,7 @@ static void poison_host(uint64_t at, uint64_t n)
 /* With the lock held: lost contexts do nothing any more. */
 static bool lost(const struct stream *s)
 {
-	return s->ctx->destroyed || s->ctx->sticky;
+	return s->ctx->destroyed || s->ctx->sticky || s->age != s->ctx->age;
 }
 
 static void delay(struct stream *s)
@@ -237,6 +238,7 @@ struct stream *fake_stream_new(struct ctx *c)
 	struct stream *s = calloc(1, sizeof(*s));
 
 	s->ctx = c;
+	s->age = c->age;
 	s->tail = &s->head;
 	pthread_mutex_lock(&fake_lock);
 	s->seed = fake.seed++;
@@ -297,6 +299,12 @@ CUresult fake_push(struct ctx *c, struct stream *s, struct op from)
 	if (!c)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	s = resolve(c, s);
+	if (s->age != s->ctx->age)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (s->ctx->destroyed)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	if (from.kind == OP_RECORD && from.event->ctx != s->ctx)
+		return CUDA_ERROR_INVALID_HANDLE;
 	op = malloc(sizeof(*op));
 	*op = from;
 	if (op->kind == OP_D2H)
@@ -326,6 +334,8 @@ CUresult fake_stream_idle(struct ctx *c, struct stream *s, bool wait)
 	CUresult r = CUDA_SUCCESS;
 
 	s = resolve(c, s);
+	if (s->age != s->ctx->age)
+		return CUDA_ERROR_INVALID_HANDLE;
 	pthread_mutex_lock(&fake_lock);
 	while (wait && !idle(s) && !lost(s))
 		pthread_cond_wait(&moved, &fake_lock);

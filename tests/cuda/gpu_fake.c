@@ -36,6 +36,7 @@ void fake_load(void)
 	LOAD(capture, "fake_cuda_capture");
 	LOAD(context, "fake_cuda_context");
 	LOAD(context_destroy, "fake_cuda_context_destroy");
+	LOAD(primary_reset, "fake_cuda_primary_reset");
 	LOAD(census, "fake_cuda_census");
 	LOAD(init, "cuInit");
 	LOAD(device_count, "cuDeviceGetCount");

@@ -239,10 +239,12 @@ static int slot_fill(struct sluice_cuda_batch *s, struct sluice_batch *b, uint64
 		cuda_fail(ENOMEM, "no memory to remember a copy");
 		goto err;
 	}
+	cuda_range_begin("copy in");
 	if (s->has_passed)
 		r = f->c->cu->StreamWaitEvent(f->stream, s->passed, CU_EVENT_WAIT_DEFAULT);
 	if (r == CUDA_SUCCESS)
 		r = cuda_copy_in(f->c, s->dev, (char *)s->info.payload + first, *bytes, f->stream);
+	cuda_range_end();
 	if (r != CUDA_SUCCESS) {
 		ret = cuda_broken(f->c, r, "cannot copy a batch to the device");
 		cuda_ticket_take(s->ticket);

@@ -99,8 +99,11 @@ TEST_F(errors, no_device)
 {
 	struct sluice_cuda_probe p = {.sz = sizeof(p)};
 
-	/* Loading it checks that cuInit() works, which it does not here: look at the probe alone. */
 	ASSERT_TRUE(gpu_init(0));
+	drv.fail("cuInit", 1, CUDA_ERROR_NO_DEVICE);
+	EXPECT_EQ(-ENODEV, sluice_cuda_attach(&self->c, self->a, &create));
+	EXPECT_TRUE(sentence_has("finds no device"));
+	/* It may be there the next time. */
 	ASSERT_CUDA(0, sluice_cuda_probe(&p));
 	EXPECT_EQ(1, p.devices);
 	EXPECT_LT(11000, p.driver_version);
@@ -559,9 +562,9 @@ TEST_F(errors, a_kernel_fails_under_a_feed)
 	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, NULL));
 	for (int i = 0; i < 4; i++)
 		ASSERT_EQ(0, batch_send(self->out, 2 * MIB, i, 0));
-	ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
 	drv.hold(true);
-	drv.fault(self->s);
+	ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
+	drv.fault(gpu_stream()); /* ours waits for a copy */
 	/* When the kernel gets to fail, all buffers may be with us. */
 	do {
 		ret = sluice_cuda_feed_next(f, &b, self->s, 0);
@@ -693,6 +696,34 @@ TEST_F(errors, a_drain_is_closed_that_cannot_ask_its_events)
 	drv.fail("", 0, 0);
 	for (int i = 0; i < 2; i++)
 		EXPECT_EQ(0, batch_recv(self->back_in, &seed, 0));
+	gpu_free(dev);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	EXPECT_EQ(0, drv.violations());
+	NOTHING_LEFT(self);
+}
+
+TEST_F(errors, extents_run_out_and_come_back)
+{
+	struct sluice_cuda_drain *d;
+	uint64_t seed;
+	void *dev;
+
+	start(_metadata, self);
+	dev = gpu_alloc(9 * MIB);
+	gpu_fill(self->s, dev, 9 * MIB, 0);
+	ASSERT_CUDA(0, sluice_cuda_drain_open(&d, self->c, self->back_out, NULL));
+	for (int round = 0; round < 2; round++) {
+		drv.hold(true);
+		for (int i = 0; i < 3; i++)
+			ASSERT_CUDA(0, drain_one(self, d, dev, 9 * MIB));
+		/* 100 ms for room among the 32 MiB. */
+		EXPECT_EQ(-ETIMEDOUT, drain_one(self, d, dev, 9 * MIB));
+		EXPECT_TRUE(sentence_has("no room for"));
+		drv.hold(false);
+		for (int i = 0; i < 3; i++)
+			EXPECT_EQ(0, batch_recv(self->back_in, &seed, LONG_WAIT));
+	}
+	EXPECT_EQ(0, sluice_cuda_drain_close(d));
 	gpu_free(dev);
 	EXPECT_EQ(0, sluice_cuda_detach(self->c));
 	EXPECT_EQ(0, drv.violations());

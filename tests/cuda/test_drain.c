@@ -217,6 +217,43 @@ TEST_F(drain, tensors_and_metadata)
 	sluice_batch_release(b);
 }
 
+TEST_F(drain, thousands_of_tensors_and_none)
+{
+	struct sluice_tensor *t = calloc(SLUICE_MAX_TENSORS + 1, sizeof(*t));
+	struct sluice_tensor got = {.sz = sizeof(got)};
+	const int64_t shape = 1000;
+	struct sluice_batch_info info = {.sz = sizeof(info)};
+	struct sluice_batch *b;
+
+	ASSERT_TRUE(drain_start(self, variant->flags, 0));
+	for (unsigned int i = 0; i <= SLUICE_MAX_TENSORS; i++)
+		t[i] = (struct sluice_tensor){
+			.sz = sizeof(t[i]),
+			.name = "t",
+			.data = (char *)self->dev + i * 1024,
+			.dtype = SLUICE_U8,
+			.ndim = 1,
+			.shape = &shape,
+		};
+	gpu_fill(self->s, self->dev, SLUICE_MAX_TENSORS * 1024, 3);
+	EXPECT_EQ(-EINVAL,
+		  sluice_cuda_drain_submit(self->d, t, SLUICE_MAX_TENSORS + 1, self->s, NULL));
+	ASSERT_CUDA(0, sluice_cuda_drain_submit(self->d, t, SLUICE_MAX_TENSORS, self->s, NULL));
+	ASSERT_CUDA(0, sluice_cuda_drain_submit(self->d, NULL, 0, self->s, NULL));
+	ASSERT_CUDA(0, arrived(self, variant->flags));
+	ASSERT_EQ(0, sluice_channel_next(self->in, &b, LONG_WAIT));
+	ASSERT_EQ(0, sluice_batch_info(b, &info));
+	EXPECT_EQ(SLUICE_MAX_TENSORS, info.tensors);
+	ASSERT_EQ(0, sluice_batch_tensor(b, 0, &got));
+	EXPECT_TRUE(pattern_is(got.data, got.bytes, 3));
+	sluice_batch_release(b);
+	ASSERT_EQ(0, sluice_channel_next(self->in, &b, LONG_WAIT));
+	ASSERT_EQ(0, sluice_batch_info(b, &info));
+	EXPECT_EQ(0, info.tensors);
+	sluice_batch_release(b);
+	free(t);
+}
+
 /* Workers that sleep are woken, and none of several is forgotten. */
 TEST_F(drain, sleeping_workers)
 {

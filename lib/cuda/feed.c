@@ -409,6 +409,9 @@ static int opts_take(struct sluice_cuda_feed_opts *to, const struct sluice_cuda_
 		to->depth = DEPTH_DEFAULT;
 	if (to->depth > SLUICE_CUDA_MAX_DEPTH)
 		return cuda_fail(EINVAL, "depth %u is above %u", to->depth, SLUICE_CUDA_MAX_DEPTH);
+	if (to->stream == CU_STREAM_PER_THREAD)
+		return cuda_fail(EINVAL, "cudaStreamPerThread is another stream on every thread: "
+					 "copies need one of their own");
 	return 0;
 }
 

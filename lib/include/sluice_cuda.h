@@ -185,7 +185,8 @@ int sluice_cuda_reap(struct sluice_cuda *c);
  *	the way to it; 0 means 4.  As many extents may be held by copies.
  * @flags: 0
  * @buffer_bytes: size of a device buffer to begin with; a buffer grows when a batch needs more
- * @stream: the stream to copy on, which must outlive the feed; NULL creates one
+ * @stream: the stream to copy on, which must outlive the feed; NULL creates one.  Not
+ *	cudaStreamPerThread, which is another one on every thread.
  */
 struct sluice_cuda_feed_opts {
 	size_t sz;
@@ -336,7 +337,7 @@ enum sluice_cuda_drain_flags {
  * @sz: sizeof(struct sluice_cuda_drain_opts)
  * @depth: batches that may be in flight, 1 to SLUICE_CUDA_MAX_DEPTH; 0 means 16
  * @flags: enum sluice_cuda_drain_flags
- * @stream: the stream to copy on, which must outlive the drain; NULL creates one
+ * @stream: the stream to copy on, as for a feed; NULL creates one
  */
 struct sluice_cuda_drain_opts {
 	size_t sz;

@@ -142,4 +142,31 @@ TEST_F(streams, a_copy_stream_that_is_captured)
 	gpu_free(dev);
 }
 
+/* They would be others on every thread that uses the feed. */
+TEST_F(streams, no_copies_on_the_stream_of_a_thread)
+{
+	struct CUstream_st *per_thread = (struct CUstream_st *)2;
+	struct sluice_cuda_feed_opts fo = {.sz = sizeof(fo), .stream = per_thread};
+	struct sluice_cuda_drain_opts dopts = {.sz = sizeof(dopts), .stream = per_thread};
+	struct sluice_cuda_drain *d;
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+
+	EXPECT_EQ(-EINVAL, sluice_cuda_feed_open(&f, self->c, self->in, &fo));
+	EXPECT_EQ(-EINVAL, sluice_cuda_drain_open(&d, self->c, self->back_out, &dopts));
+	EXPECT_NE(NULL, strstr(sluice_cuda_strerror(), "cudaStreamPerThread"));
+	/* Work may be there, and on the default stream. */
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, NULL));
+	for (int i = 0; i < 6; i++) {
+		struct CUstream_st *s = i % 2 ? per_thread : NULL;
+
+		ASSERT_EQ(0, batch_send(self->out, 30000, i, 0));
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, s, 0));
+		check(_metadata, b, s, i);
+		EXPECT_EQ(0, sluice_cuda_batch_release(b, s));
+		gpu_sync(s);
+	}
+	sluice_cuda_feed_close(f);
+}
+
 TEST_HARNESS_MAIN

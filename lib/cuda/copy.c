@@ -151,6 +151,8 @@ int sluice_cuda_copy(struct sluice_cuda *c, struct sluice_batch *b, void *dst, u
 		return cuda_fail(ENOSPC, "the batch has %llu bytes and the destination %llu",
 				 (unsigned long long)info.payload_bytes,
 				 (unsigned long long)dst_bytes);
+	if (info.payload_bytes && !cuda_reg_has(c->reg, info.payload))
+		return cuda_fail_elsewhere();
 	entered = cuda_enter(c);
 	if (entered < 0)
 		return entered;

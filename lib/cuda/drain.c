@@ -425,6 +425,14 @@ static int batch_start(struct sluice_cuda_drain *d, struct sluice_batch *b,
 		sluice_batch_abort(b);
 		return ret;
 	}
+	/* Or the GPU would write to an address that it does not know. */
+	if (!cuda_reg_has(d->c->reg, word)) {
+		cuda_ticket_take(f->ticket);
+		cuda_ticket_put(&d->tickets, f->ticket);
+		sluice_batch_unpost(b);
+		sluice_batch_abort(b);
+		return cuda_fail_elsewhere();
+	}
 	d->count++;
 	quiet = d->gpu_signals && d->host_wakes && d->quick && sluice_batch_quiet(b);
 	r = stream_fill(d, f, t, n, from, word, value, quiet);

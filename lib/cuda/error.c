@@ -29,6 +29,11 @@ int cuda_fail_core(int ret)
 	return ret;
 }
 
+int cuda_fail_elsewhere(void)
+{
+	return cuda_fail(EINVAL, "the batch is not in the arena that was attached to CUDA");
+}
+
 static int errno_of(CUresult r)
 {
 	switch (r) {

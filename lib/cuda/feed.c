@@ -228,6 +228,10 @@ static int slot_fill(struct sluice_cuda_batch *s, struct sluice_batch *b, uint64
 		return ret;
 	s->first = first;
 	*bytes = end - first;
+	if (*bytes && !cuda_reg_has(f->c->reg, s->info.payload)) {
+		ret = cuda_fail_elsewhere();
+		goto err;
+	}
 	if (*bytes > s->dev_bytes) {
 		ret = slot_grow(s, *bytes);
 		if (ret)

@@ -27,6 +27,9 @@ int cuda_fail_result(const struct cuda_driver *cu, CUresult r, const char *fmt, 
 /* The last call into libsluice failed with @ret: its sentence becomes ours. */
 int cuda_fail_core(int ret) __attribute__((cold));
 
+/* A batch lies in an arena that is not the attachment's, or in another mapping of it. */
+int cuda_fail_elsewhere(void) __attribute__((cold));
+
 /* ---- register.c */
 
 /* Data and control region of one arena mapping, registered once for the whole process. */
@@ -58,6 +61,12 @@ int cuda_reg_get(const struct cuda_driver *cu, struct cuda_reg **out,
 		 const struct sluice_arena_info *info, CUcontext ctx, CUdevice device,
 		 const struct sluice_cuda_opts *o);
 void cuda_reg_put(const struct cuda_driver *cu, struct cuda_reg *r);
+
+static inline bool cuda_reg_has(const struct cuda_reg *r, const void *p)
+{
+	return (uintptr_t)p - (uintptr_t)r->data < r->data_bytes ||
+	       (uintptr_t)p - (uintptr_t)r->control < r->control_bytes;
+}
 
 /* ---- attach.c */
 

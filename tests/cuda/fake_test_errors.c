@@ -730,6 +730,43 @@ TEST_F(errors, extents_run_out_and_come_back)
 	NOTHING_LEFT(self);
 }
 
+TEST_F(errors, channels_of_another_arena)
+{
+	struct sluice_arena *b = arena_new(4 * MIB);
+	struct sluice_channel *out = channel_new(b, "other", 8, SLUICE_CHANNEL_PRODUCE);
+	struct sluice_channel *in = channel_join(b, "other", SLUICE_CHANNEL_CONSUME);
+	struct sluice_cuda_batch *got;
+	struct sluice_cuda_drain *d;
+	struct sluice_cuda_feed *f;
+	struct sluice_batch *hb;
+	void *dev;
+
+	start(_metadata, self);
+	dev = gpu_alloc(5000);
+	gpu_fill(self->s, dev, 5000, 0);
+	ASSERT_CUDA(0, sluice_cuda_drain_open(&d, self->c, out, NULL));
+	EXPECT_EQ(-EINVAL, drain_one(self, d, dev, 5000));
+	EXPECT_TRUE(sentence_has("not in the arena"));
+	EXPECT_EQ(0, sluice_cuda_drain_close(d));
+	for (int i = 0; i < 2; i++)
+		ASSERT_EQ(0, batch_send(out, 5000, i, 0));
+	ASSERT_EQ(0, sluice_channel_next(in, &hb, 0));
+	EXPECT_EQ(-EINVAL, sluice_cuda_copy(self->c, hb, dev, 5000, self->s));
+	sluice_batch_release(hb);
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, in, NULL));
+	EXPECT_EQ(-EINVAL, sluice_cuda_feed_next(f, &got, self->s, 0));
+	EXPECT_TRUE(sentence_has("not in the arena"));
+	sluice_cuda_feed_close(f);
+	gpu_sync(self->s);
+	gpu_free(dev);
+	EXPECT_EQ(0, sluice_cuda_detach(self->c));
+	EXPECT_EQ(0, drv.violations());
+	EXPECT_EQ(NULL, arena_all_free(b));
+	sluice_channel_close(out);
+	sluice_channel_close(in);
+	sluice_arena_detach(b);
+}
+
 TEST_F(errors, a_kernel_fails_under_a_drain)
 {
 	struct sluice_cuda_stats st = {.sz = sizeof(st)};

@@ -409,19 +409,21 @@ TEST_F(feed, buffers_wait_for_the_stream)
 
 	cuda_start(_metadata, self);
 	other = gpu_stream();
-	f = feed_new(self, 2);
-	ASSERT_NE(NULL, f);
-	for (unsigned int i = 0; i < scaled(60); i++) {
-		struct CUstream_st *s = i % 3 ? self->s : other;
+	for (uint32_t depth = 1; depth <= 2; depth++) {
+		f = feed_new(self, depth);
+		ASSERT_NE(NULL, f);
+		for (unsigned int i = 0; i < scaled(60); i++) {
+			struct CUstream_st *s = i % 3 ? self->s : other;
 
-		ASSERT_EQ(0, batch_send(self->out, 40000, i, LONG_WAIT));
-		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, s, LONG_WAIT));
-		gpu_busy(s, 300);
-		EXPECT_EQ(40000, batch_check(b, s));
-		EXPECT_EQ(0, sluice_cuda_batch_release(b, s));
+			ASSERT_EQ(0, batch_send(self->out, 40000, i, LONG_WAIT));
+			ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, s, LONG_WAIT));
+			gpu_busy(s, 300);
+			EXPECT_EQ(40000, batch_check(b, s));
+			EXPECT_EQ(0, sluice_cuda_batch_release(b, s));
+		}
+		gpu_sync(other);
+		sluice_cuda_feed_close(f);
 	}
-	gpu_sync(other);
-	sluice_cuda_feed_close(f);
 	gpu_stream_free(other);
 }
 

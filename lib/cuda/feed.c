@@ -189,6 +189,10 @@ static int slot_grow(struct sluice_cuda_batch *s, uint64_t bytes)
 		return ret;
 	s->has_passed = false;
 	if (s->dev) {
+		/* Work on the copy stream itself is followed by no event. */
+		r = f->own_stream ? CUDA_SUCCESS : f->c->cu->StreamSynchronize(f->stream);
+		if (r != CUDA_SUCCESS)
+			return cuda_broken(f->c, r, "cannot wait for the copy stream");
 		f->c->cu->MemFree(s->dev);
 		f->st.device_bytes -= s->dev_bytes;
 		s->dev = 0;

@@ -252,6 +252,26 @@ TEST_F(feed, buffers_grow)
 	sluice_cuda_feed_close(f);
 }
 
+/* The caller works on the copy stream: then no event tells when a buffer is out of use. */
+TEST_F(feed, buffers_grow_under_work_on_the_copy_stream)
+{
+	struct sluice_cuda_feed_opts opts = {.sz = sizeof(opts), .depth = 1};
+	struct sluice_cuda_batch *b;
+	struct sluice_cuda_feed *f;
+
+	cuda_start(_metadata, self);
+	opts.stream = self->s;
+	ASSERT_CUDA(0, sluice_cuda_feed_open(&f, self->c, self->in, &opts));
+	for (unsigned int i = 0; i < 6; i++) {
+		ASSERT_EQ(0, batch_send(self->out, (i + 1) * 300000, i, 0));
+		ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, LONG_WAIT));
+		gpu_busy(self->s, 20000);
+		EXPECT_EQ((i + 1) * 300000, batch_check(b, self->s));
+		EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
+	}
+	sluice_cuda_feed_close(f);
+}
+
 static int blob_send(struct sluice_channel *ch, uint64_t len, uint64_t tag)
 {
 	struct sluice_batch *b;

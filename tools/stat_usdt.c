@@ -9,7 +9,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <asm/ptrace.h>
@@ -18,14 +17,35 @@
 #define ARG_REGISTER 0x8000
 #define MAX_ARGS     4
 
-struct image {
-	const unsigned char *data;
-	size_t size;
+/* More than the headers of as many sections as there can be, and than the notes of any library. */
+#define MAX_PART (8u << 20)
+
+struct elf {
+	int fd;
+	Elf64_Ehdr header;
+	Elf64_Phdr *segments;
+	Elf64_Shdr *sections;
+	size_t base; /* address of .stapsdt.base, 0 if there is none */
 };
 
-static const void *at(const struct image *img, size_t offset, size_t len)
+/*
+ * Part of a file and a zero after it, for the caller to free. Not by mmap(): whoever may write to the
+ * file may cut it short at any time.
+ */
+static void *read_part(const struct elf *elf, size_t offset, size_t len)
 {
-	return offset <= img->size && len <= img->size - offset ? img->data + offset : NULL;
+	char *part;
+
+	if (len > MAX_PART)
+		return NULL;
+	part = malloc(len + 1);
+	if (!part)
+		return NULL;
+	part[len] = '\0';
+	if (pread(elf->fd, part, len, offset) == (ssize_t)len)
+		return part;
+	free(part);
+	return NULL;
 }
 
 #if defined(__x86_64__)
@@ -99,12 +119,12 @@ static bool parse_args(const char *args, __u64 *cookie)
 }
 
 /* Notes hold addresses; files are probed at offsets. */
-static size_t to_offset(const struct image *img, const Elf64_Ehdr *eh, size_t addr)
+static size_t to_offset(const struct elf *elf, size_t addr)
 {
-	for (int i = 0; i < eh->e_phnum; i++) {
-		const Elf64_Phdr *ph = at(img, eh->e_phoff + i * sizeof(*ph), sizeof(*ph));
+	for (int i = 0; i < elf->header.e_phnum; i++) {
+		const Elf64_Phdr *ph = &elf->segments[i];
 
-		if (ph && ph->p_type == PT_LOAD && addr >= ph->p_vaddr &&
+		if (ph->p_type == PT_LOAD && addr >= ph->p_vaddr &&
 		    addr - ph->p_vaddr < ph->p_filesz)
 			return addr - ph->p_vaddr + ph->p_offset;
 	}
@@ -112,25 +132,31 @@ static size_t to_offset(const struct image *img, const Elf64_Ehdr *eh, size_t ad
 }
 
 /* Prelinking moves addresses after the notes were written; the base section tells by how much. */
-static size_t find_base(const struct image *img, const Elf64_Ehdr *eh, const Elf64_Shdr *names)
+static size_t find_base(const struct elf *elf)
 {
-	for (int i = 0; i < eh->e_shnum; i++) {
-		const Elf64_Shdr *sh = at(img, eh->e_shoff + i * sizeof(*sh), sizeof(*sh));
-		const char *name = sh ? at(img, names->sh_offset + sh->sh_name, 14) : NULL;
+	const Elf64_Shdr *names, *sh;
+	size_t base = 0;
+	char *text;
 
-		if (name && !strncmp(name, ".stapsdt.base", 14))
-			return sh->sh_addr;
+	if (elf->header.e_shstrndx >= elf->header.e_shnum)
+		return 0;
+	names = &elf->sections[elf->header.e_shstrndx];
+	text = read_part(elf, names->sh_offset, names->sh_size);
+	for (int i = 0; text && !base && i < elf->header.e_shnum; i++) {
+		sh = &elf->sections[i];
+		if (sh->sh_name < names->sh_size && !strcmp(text + sh->sh_name, ".stapsdt.base"))
+			base = sh->sh_addr;
 	}
-	return 0;
+	free(text);
+	return base;
 }
 
-static int visit_note(const struct image *img, const Elf64_Ehdr *eh, size_t base, const char *desc,
-		      size_t size, int (*visit)(const struct usdt_site *site, void *data),
+static int visit_note(const struct elf *elf, const char *desc, size_t size, usdt_visit *visit,
 		      void *data)
 {
 	const char *provider, *name, *args, *end = desc + size;
 	struct usdt_site site = {0};
-	__u64 addr[3];
+	__u64 addr[3], moved;
 
 	if (size < sizeof(addr) + 3 || end[-1])
 		return 0;
@@ -142,76 +168,101 @@ static int visit_note(const struct image *img, const Elf64_Ehdr *eh, size_t base
 	args = name + strlen(name) + 1;
 	if (args >= end || !parse_args(args, &site.cookie))
 		return -EBADMSG;
+	moved = elf->base ? elf->base - addr[1] : 0;
 	site.name = name;
-	site.offset = to_offset(img, eh, addr[0] + (base ? base - addr[1] : 0));
+	site.offset = to_offset(elf, addr[0] + moved);
 	if (addr[2])
-		site.semaphore = to_offset(img, eh, addr[2] + (base ? base - addr[1] : 0));
+		site.semaphore = to_offset(elf, addr[2] + moved);
 	return site.offset ? visit(&site, data) : 0;
 }
 
-static int walk_notes(const struct image *img, const Elf64_Ehdr *eh, size_t base,
-		      const Elf64_Shdr *sh, int (*visit)(const struct usdt_site *site, void *data),
+static int walk_notes(const struct elf *elf, const char *notes, size_t size, usdt_visit *visit,
 		      void *data)
 {
-	size_t pos = 0;
+	size_t pos = 0, owner, desc;
+	Elf64_Nhdr nh;
 	int ret;
 
-	while (pos + sizeof(Elf64_Nhdr) <= sh->sh_size) {
-		const Elf64_Nhdr *nh = at(img, sh->sh_offset + pos, sizeof(*nh));
-		const char *owner, *desc;
-
-		if (!nh)
+	while (size - pos >= sizeof(nh)) {
+		memcpy(&nh, notes + pos, sizeof(nh));
+		owner = pos + sizeof(nh);
+		desc = owner + (((size_t)nh.n_namesz + 3) & ~3ul);
+		pos = desc + (((size_t)nh.n_descsz + 3) & ~3ul);
+		if (pos > size)
 			return 0;
-		pos += sizeof(*nh);
-		owner = at(img, sh->sh_offset + pos, nh->n_namesz);
-		pos += (nh->n_namesz + 3) & ~3u;
-		desc = at(img, sh->sh_offset + pos, nh->n_descsz);
-		pos += (nh->n_descsz + 3) & ~3u;
-		if (!owner || !desc)
-			return 0;
-		if (nh->n_type != 3 || nh->n_namesz != 8 || memcmp(owner, "stapsdt", 8))
+		if (nh.n_type != 3 || nh.n_namesz != 8 || memcmp(notes + owner, "stapsdt", 8))
 			continue;
-		ret = visit_note(img, eh, base, desc, nh->n_descsz, visit, data);
+		ret = visit_note(elf, notes + desc, nh.n_descsz, visit, data);
 		if (ret < 0)
 			return ret;
 	}
 	return 0;
 }
 
-int usdt_each_site(const char *path, int (*visit)(const struct usdt_site *site, void *data),
-		   void *data)
+static int walk_sections(const struct elf *elf, usdt_visit *visit, void *data)
 {
-	const Elf64_Shdr *sh, *names;
-	struct image img = {0};
-	const Elf64_Ehdr *eh;
-	struct stat st;
-	int fd, ret = 0;
+	size_t left = MAX_PART;
+	int ret = 0;
 
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return -ENOENT;
-	if (fstat(fd, &st) || st.st_size < (off_t)sizeof(*eh)) {
-		close(fd);
-		return -ENOEXEC;
+	for (int i = 0; i < elf->header.e_shnum && ret >= 0; i++) {
+		const Elf64_Shdr *sh = &elf->sections[i];
+		char *notes;
+
+		if (sh->sh_type != SHT_NOTE)
+			continue;
+		/* Sections that overlap could go on for ever. */
+		if (sh->sh_size > left)
+			return -EFBIG;
+		left -= sh->sh_size;
+		notes = read_part(elf, sh->sh_offset, sh->sh_size);
+		if (!notes)
+			return -ENOEXEC;
+		ret = walk_notes(elf, notes, sh->sh_size, visit, data);
+		free(notes);
 	}
-	img.size = st.st_size;
-	img.data = mmap(NULL, img.size, PROT_READ, MAP_PRIVATE, fd, 0);
-	close(fd);
-	if (img.data == MAP_FAILED)
-		return -ENOENT;
-	eh = at(&img, 0, sizeof(*eh));
-	if (memcmp(eh->e_ident, ELFMAG, SELFMAG) || eh->e_ident[EI_CLASS] != ELFCLASS64 ||
-	    eh->e_ident[EI_DATA] != ELFDATA2LSB) {
-		ret = -ENOEXEC;
-		goto out;
-	}
-	names = at(&img, eh->e_shoff + eh->e_shstrndx * sizeof(*sh), sizeof(*sh));
-	for (int i = 0; names && i < eh->e_shnum && ret >= 0; i++) {
-		sh = at(&img, eh->e_shoff + i * sizeof(*sh), sizeof(*sh));
-		if (sh && sh->sh_type == SHT_NOTE)
-			ret = walk_notes(&img, eh, find_base(&img, eh, names), sh, visit, data);
-	}
-out:
-	munmap((void *)img.data, img.size);
 	return ret < 0 ? ret : 0;
+}
+
+static bool is_elf(const Elf64_Ehdr *eh)
+{
+	return !memcmp(eh->e_ident, ELFMAG, SELFMAG) && eh->e_ident[EI_CLASS] == ELFCLASS64 &&
+	       eh->e_ident[EI_DATA] == ELFDATA2LSB &&
+	       (!eh->e_phnum || eh->e_phentsize == sizeof(Elf64_Phdr)) &&
+	       (!eh->e_shnum || eh->e_shentsize == sizeof(Elf64_Shdr));
+}
+
+static int open_file(const char *path)
+{
+	/* What is no file is not waited for. */
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	struct stat st;
+
+	if (fd < 0)
+		return -errno;
+	if (!fstat(fd, &st) && S_ISREG(st.st_mode))
+		return fd;
+	close(fd);
+	return -ENOEXEC;
+}
+
+int usdt_each_site(const char *path, usdt_visit *visit, void *data)
+{
+	struct elf elf = {.fd = open_file(path)};
+	const Elf64_Ehdr *eh = &elf.header;
+	int ret = -ENOEXEC;
+
+	if (elf.fd < 0)
+		return elf.fd;
+	if (pread(elf.fd, &elf.header, sizeof(*eh), 0) == sizeof(*eh) && is_elf(eh)) {
+		elf.segments = read_part(&elf, eh->e_phoff, eh->e_phnum * sizeof(Elf64_Phdr));
+		elf.sections = read_part(&elf, eh->e_shoff, eh->e_shnum * sizeof(Elf64_Shdr));
+	}
+	if (elf.segments && elf.sections) {
+		elf.base = find_base(&elf);
+		ret = walk_sections(&elf, visit, data);
+	}
+	free(elf.segments);
+	free(elf.sections);
+	close(elf.fd);
+	return ret;
 }

@@ -59,5 +59,11 @@ if command -v clang >/dev/null; then
 	check "notes for aarch64" $? "$tmp/log"
 fi
 
+gcc -Wall -Werror -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+	-D_GNU_SOURCE -I"$src/../../tools" \
+	-o "$tmp/parse" "$src/usdt_parse.c" "$src/../../tools/stat_usdt.c" 2>"$tmp/log" &&
+	timeout 120 "$tmp/parse" "$tmp/site" "$tmp/fifo" 2>"$tmp/log"
+check "broken notes do no harm" $? "$tmp/log"
+
 echo "1..$n"
 exit $failed

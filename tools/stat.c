@@ -83,9 +83,11 @@ static int do_status(void)
 	err = snapshot_read(&s, c);
 	if (!err)
 		printf("processes counted: %d\n"
-		       "no entry of their own: %llu counts, %llu channel ends, %llu names\n"
+		       "no entry of their own: %llu counts, %llu channel ends, %llu names, %llu of "
+		       "memory, %llu of arenas\n"
 		       "calls not seen: %llu\n",
-		       s.num_processes, s.lost.counts, s.lost.ends, s.lost.tasks, s.missed);
+		       s.num_processes, s.lost.counts, s.lost.ends, s.lost.tasks, s.lost.memory,
+		       s.lost.arenas, s.missed);
 	else
 		complain("stat", "cannot read the maps: %s", strerror(-err));
 	snapshot_free(&s);

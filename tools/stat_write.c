@@ -341,9 +341,10 @@ void write_openmetrics(FILE *f, const struct snapshot *s)
 		"sluice_lost_events_total{map=\"tasks\"} %llu\n"
 		"sluice_lost_events_total{map=\"memory\"} %llu\n"
 		"sluice_lost_events_total{map=\"arenas\"} %llu\n"
-		"sluice_lost_events_total{map=\"targets\"} %llu\n",
+		"sluice_lost_events_total{map=\"targets\"} %llu\n"
+		"sluice_lost_events_total{map=\"records\"} %llu\n",
 		s->lost.counts, s->lost.ends, s->lost.tasks, s->lost.memory, s->lost.arenas,
-		s->lost.targets);
+		s->lost.targets, s->lost.records);
 	write_family(f, "sluice_missed_calls", "counter", NULL,
 		     "Calls that the kernel did not show to a counter that was interrupted.");
 	fprintf(f, "sluice_missed_calls_total %llu\n# EOF\n", s->missed);

@@ -188,6 +188,17 @@ static void print_lost(FILE *f, const struct snapshot *s)
 	if (l->ends)
 		fprintf(f, "\nThe map was full: %llu calls are missing in who talks to whom.\n",
 			l->ends);
+	if (l->tasks)
+		fprintf(f, "\nThe map was full: %llu times no name of a process could be kept.\n",
+			l->tasks);
+	if (l->memory)
+		fprintf(f, "\nThe map was full: %llu faults and unmaps are not counted.\n",
+			l->memory);
+	if (l->arenas)
+		fprintf(f, "\nThe map was full: %llu steps of batches are missing in the arenas.\n",
+			l->arenas);
+	if (l->records)
+		fprintf(f, "\nThere was no memory: %llu calls lack their time.\n", l->records);
 	if (l->targets)
 		fprintf(f, "\nThe map was full: %llu child processes were not traced.\n",
 			l->targets);

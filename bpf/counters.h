@@ -65,7 +65,7 @@ struct sluice_count {
 
 /*
  * One end of a pipe (dev and inode number of the pipe) or unix socket (of the receiving socket).
- * ino 0: the channel could not be told, or the map was full.
+ * ino 0: the channel could not be told.
  */
 struct sluice_end_key {
 	__u64 ino;
@@ -104,7 +104,7 @@ struct sluice_memory {
 	__u64 unmap_ns;
 };
 
-/* One process at one arena. */
+/* One process at one arena; with fold_exited set, gone when it ends. */
 struct sluice_arena_key {
 	__u64 arena;
 	__u64 start_ns;
@@ -126,7 +126,7 @@ struct sluice_arena {
 /* Events that found no room, by map: nothing is lost silently. */
 struct sluice_lost {
 	__u64 counts; /* went to SLUICE_TID_OTHER */
-	__u64 ends; /* went to ino 0, or nowhere if even that is missing */
+	__u64 ends; /* are in "counts" alone */
 	__u64 tasks; /* a process whose name and parent are not known */
 	__u64 memory;
 	__u64 arenas;

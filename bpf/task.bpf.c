@@ -73,8 +73,8 @@ static __always_inline void merge_count(struct sluice_count *to, const struct sl
 }
 
 /*
- * Moves one entry to another key; where there is no room for it, it stays. Not static, so that the
- * verifier looks at it once and not for each of the calls below.
+ * Moves one entry to another key and returns 1; where there is none, or no room for it, 0. Not static,
+ * so that the verifier looks at it once and not for each of the calls below.
  */
 __noinline int move_count(struct sluice_count_key *from_key, struct sluice_count_key *to_key)
 {
@@ -99,13 +99,24 @@ __noinline int move_count(struct sluice_count_key *from_key, struct sluice_count
 	}
 	merge_count(sum, c);
 	bpf_map_delete_elem(&counts, &from);
+	return 1;
+}
+
+static long drop_arena(struct bpf_map *map, const struct sluice_arena_key *at,
+		       const struct sluice_arena *value, const struct sluice_task_key *owner)
+{
+	struct sluice_arena_key key = *at;
+
+	if (key.tgid == owner->tgid && key.start_ns == owner->start_ns)
+		bpf_map_delete_elem(&arenas, &key);
 	return 0;
 }
 
 static __noinline void fold(struct task_struct *task, bool last)
 {
 	struct sluice_count_key from = {}, process = {}, ended = {.tid = SLUICE_TID_EXITED};
-	int i;
+	struct sluice_task_key owner = {};
+	int i, moved, at_arenas = 0;
 
 	from.start_ns = task->group_leader->start_boottime;
 	from.tgid = task->tgid;
@@ -115,10 +126,18 @@ static __noinline void fold(struct task_struct *task, bool last)
 	for (i = 0; i < 2 * SLUICE_KINDS; i++) {
 		from.kind = process.kind = ended.kind = i / 2;
 		from.dir = process.dir = ended.dir = i % 2;
-		move_count(&from, last ? &ended : &process);
-		if (last)
-			move_count(&process, &ended);
+		moved = move_count(&from, last ? &ended : &process);
+		if (!last)
+			continue;
+		moved |= move_count(&process, &ended);
+		if (i / 2 == SLUICE_ARENA_MEMFD || i / 2 == SLUICE_ARENA_KMOD)
+			at_arenas |= moved;
 	}
+	if (!at_arenas)
+		return;
+	owner.start_ns = from.start_ns;
+	owner.tgid = from.tgid;
+	bpf_for_each_map_elem(&arenas, drop_arena, &owner, 0);
 }
 
 static __always_inline int end_task(struct task_struct *task)

@@ -332,6 +332,20 @@ def wait_until_freed():
 
 
 @test
+def ended_arenas_make_room():
+    if "Provider: sluice" not in run("readelf", "-n", SLUICE).stdout:
+        raise Skip("the library that sluice is linked with has no probes")
+    make_files()
+    loaded("--library", SLUICE)
+    run(SLUICE, "pump", "--transport", "arena", f"{TMP}/files")
+    after = stat()
+    run(SLUICE, "stat", "unload")
+    ended = {"processes": [p for p in after["processes"] if p["comm"] == "(ended)"]}
+    within(total(ended, ["arena_memfd", "arena_kmod"], "out"), 16 << 20)
+    equal(after["arenas"], [])
+
+
+@test
 def unload_leaves_nothing():
     run(SLUICE, "stat", "unload")
     links = wait_until_freed()

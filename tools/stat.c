@@ -10,6 +10,7 @@
 #include "opt.h"
 #include "stat_live.h"
 #include "stat_load.h"
+#include "stat_pin.h"
 #include "stat_read.h"
 #include "stat_write.h"
 
@@ -22,7 +23,8 @@ static int bad_usage(const char *what, const char *value)
 static const char *why_unread(int err)
 {
 	if (err == -EPROTO)
-		return "it is of another version, and `sluice stat unload` removes it";
+		return "it is of another version, or of a load that was killed, and "
+		       "`sluice stat unload` removes it";
 	return err == -EACCES || err == -EPERM ? "it is another user's" : strerror(-err);
 }
 
@@ -38,9 +40,9 @@ static int do_load(const char *library, unsigned int entries)
 	sigset_t all;
 	bool kept;
 
-	kept = !counters_open(&c);
-	if (kept)
-		counters_close(c);
+	if (pins_make() < 0)
+		return EXIT_BROKEN;
+	kept = pins_count();
 	/* Half of it would stay behind. */
 	sigfillset(&all);
 	sigprocmask(SIG_BLOCK, &all, NULL);
@@ -54,8 +56,12 @@ static int do_load(const char *library, unsigned int entries)
 
 static int do_unload(void)
 {
-	int n = counters_unpin();
+	int n = pins_lock();
 
+	if (n >= 0)
+		n = pins_remove_all();
+	if (n == -ENOENT)
+		n = 0;
 	if (n < 0) {
 		complain("stat", "cannot remove " STAT_PIN_DIR ": %s", why_unread(n));
 		return EXIT_BROKEN;

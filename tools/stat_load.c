@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Loads the counters with whatever hooks this kernel has, and pins or opens them. */
-#include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
-#include <sys/vfs.h>
 #include <unistd.h>
-#include <linux/magic.h>
 #include <bpf/bpf.h>
 #include <bpf/btf.h>
 #include <bpf/libbpf.h>
 #include "counters.skel.h"
 #include "stat_load.h"
+#include "stat_pin.h"
 #include "stat_usdt.h"
 
 #if defined(__x86_64__)
@@ -167,17 +164,6 @@ struct counters {
 	int readers[STAT_MAPS]; /* links */
 };
 
-static __attribute__((format(printf, 1, 2))) void say(const char *fmt, ...)
-{
-	va_list ap;
-
-	fputs("sluice: ", stderr);
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fputc('\n', stderr);
-}
-
 /* The last program that did not load: once libbpf has given up it does not tell. */
 static char failed_program[64];
 
@@ -256,7 +242,7 @@ static void say_missing(const struct hook *hook, const char *why)
 	if (last && !strcmp(last, name))
 		return;
 	last = name;
-	say("hook %s: %s; not counted: %s; the rest goes on", name, why, hook->counts);
+	stat_say("hook %s: %s; not counted: %s; the rest goes on", name, why, hook->counts);
 }
 
 static int choose_programs(struct counters *c, const struct btf *btf,
@@ -348,25 +334,27 @@ static int say_refused(struct counters *c, const struct counters_opts *opts, int
 {
 	c->said = true;
 	if (is_locked_down())
-		say("this kernel lets no BPF program read its memory (its lockdown is at "
-		    "confidentiality); nothing is counted, but sluice arena show works without "
-		    "counters");
+		stat_say(
+			"this kernel lets no BPF program read its memory (its lockdown is at "
+			"confidentiality); nothing is counted, but sluice arena show works without "
+			"counters");
 	else if (failed_program[0] && err != -EPERM)
-		say("the counters do not load: %s: %s; SLUICE_BPF_LOG=1 shows why", failed_program,
-		    strerror(-err));
+		stat_say("the counters do not load: %s: %s; SLUICE_BPF_LOG=1 shows why",
+			 failed_program, strerror(-err));
 	else if (err == -EPERM)
-		say("the kernel refuses to load BPF programs%s (%s): %s; nothing is counted, but "
-		    "sluice arena show works without counters",
-		    geteuid() ? "" : " even from root", strerror(-err),
-		    geteuid() ? "that takes root, or CAP_BPF and CAP_PERFMON"
-			      : "its lockdown or a security policy forbids it, or a container "
-				"withholds CAP_BPF or CAP_PERFMON");
+		stat_say("the kernel refuses to load BPF programs%s (%s): %s; nothing is counted, "
+			 "but "
+			 "sluice arena show works without counters",
+			 geteuid() ? "" : " even from root", strerror(-err),
+			 geteuid() ? "that takes root, or CAP_BPF and CAP_PERFMON"
+				   : "its lockdown or a security policy forbids it, or a container "
+				     "withholds CAP_BPF or CAP_PERFMON");
 	else if (opts->pin && (err == -EEXIST || err == -EINVAL || err == -EACCES))
-		say("the counters do not load (%s): what is pinned under " STAT_PIN_DIR
-		    " has another version or size, and goes away with `sluice stat unload`",
-		    strerror(-err));
+		stat_say("the counters do not load (%s): what is pinned under " STAT_PIN_DIR
+			 " has another version or size, and goes away with `sluice stat unload`",
+			 strerror(-err));
 	else
-		say("the counters do not load: %s", strerror(-err));
+		stat_say("the counters do not load: %s", strerror(-err));
 	return err;
 }
 
@@ -435,15 +423,6 @@ static int prepare_maps(struct counters *c, const struct counters_opts *opts)
 	return err;
 }
 
-static int pin_link(int link, const char *dir, const char *name)
-{
-	char path[192];
-
-	snprintf(path, sizeof(path), STAT_PIN_DIR "/%s/%s", dir, name);
-	unlink(path);
-	return bpf_obj_pin(link, path);
-}
-
 /* Pinned beside the maps, so that those who look while others load find them. */
 static int attach_readers(struct counters *c)
 {
@@ -462,25 +441,20 @@ static int attach_readers(struct counters *c)
 		if (c->readers[i] < 0)
 			err = c->readers[i];
 		else if (c->pinned)
-			err = pin_link(c->readers[i], "readers", reader_names[i]);
+			err = pins_add(c->readers[i], "readers", reader_names[i]);
 	}
 	if (err)
-		say("the counters cannot be read: %s", strerror(-err));
+		stat_say("the counters cannot be read: %s", strerror(-err));
 	return err;
 }
 
 static int pin_hook(struct counters *c, size_t i, struct bpf_program *prog)
 {
-	char path[192];
+	int link = c->links[i] ? bpf_link__fd(c->links[i]) : c->sessions[i];
 	int err;
 
-	err = pin_link(c->links[i] ? bpf_link__fd(c->links[i]) : c->sessions[i], "links",
-		       hooks[i].program);
-	if (err)
-		return err;
-	snprintf(path, sizeof(path), STAT_PIN_DIR "/programs/%s", hooks[i].program);
-	unlink(path);
-	return bpf_program__pin(prog, path);
+	err = pins_add(link, "links", hooks[i].program);
+	return err ? err : pins_add(bpf_program__fd(prog), "programs", hooks[i].program);
 }
 
 /* Returns a descriptor or a negative errno. */
@@ -551,91 +525,11 @@ static int attach_programs(struct counters *c, const struct btf *btf)
 			continue;
 		err = pin_hook(c, i, prog);
 		if (err) {
-			say("cannot pin under " STAT_PIN_DIR ": %s", strerror(-err));
+			stat_say("cannot pin under " STAT_PIN_DIR ": %s", strerror(-err));
 			return err;
 		}
 	}
 	return 0;
-}
-
-/* Everyone may make folders in a bpf file system: what others made there is not used. */
-static bool is_ours(const struct stat *st)
-{
-	return S_ISDIR(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 022);
-}
-
-static int check_pin_dir(void)
-{
-	struct statfs fs;
-	struct stat st;
-
-	if (statfs(STAT_BPF_FS, &fs) || fs.f_type != BPF_FS_MAGIC) {
-		say("no bpf file system to pin the counters in; `mount -t bpf bpf " STAT_BPF_FS
-		    "` mounts it");
-		return -ENODEV;
-	}
-	if (lstat(STAT_PIN_DIR, &st) || is_ours(&st))
-		return 0;
-	say(STAT_PIN_DIR " is user %u's, and not a folder of user %u's alone: load as its owner, "
-			 "or remove it",
-	    st.st_uid, geteuid());
-	return -EPERM;
-}
-
-static int make_pin_dirs(void)
-{
-	static const char *const dirs[] = {STAT_PIN_DIR, STAT_PIN_DIR "/links",
-					   STAT_PIN_DIR "/programs", STAT_PIN_DIR "/readers"};
-	int err = 0;
-
-	for (size_t i = 0; !err && i < sizeof(dirs) / sizeof(dirs[0]); i++) {
-		if (mkdir(dirs[i], 0700) && errno != EEXIST) {
-			err = -errno;
-			say("cannot make %s: %s", dirs[i], strerror(-err));
-		}
-	}
-	return err;
-}
-
-static int unpin_dir(const char *path)
-{
-	struct dirent *entry;
-	char name[512];
-	int n = 0;
-	DIR *dir;
-
-	dir = opendir(path);
-	if (!dir)
-		return errno == ENOENT ? 0 : -errno;
-	while ((entry = readdir(dir))) {
-		if (entry->d_name[0] == '.')
-			continue;
-		snprintf(name, sizeof(name), "%s/%s", path, entry->d_name);
-		if (!unlink(name))
-			n++;
-	}
-	closedir(dir);
-	return n;
-}
-
-int counters_unpin(void)
-{
-	static const char *const dirs[] = {STAT_PIN_DIR "/links", STAT_PIN_DIR "/programs",
-					   STAT_PIN_DIR "/readers", STAT_PIN_DIR};
-	struct stat st;
-	int n, sum = 0;
-
-	if (!lstat(STAT_PIN_DIR, &st) && !is_ours(&st))
-		return -EPERM;
-	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
-		n = unpin_dir(dirs[i]);
-		if (n < 0)
-			return n;
-		sum += n;
-		if (rmdir(dirs[i]) && errno != ENOENT)
-			return -errno;
-	}
-	return sum;
 }
 
 struct attach_site {
@@ -657,7 +551,7 @@ static int attach_site(const struct usdt_site *site, void *data)
 	if (!prog || bpf_program__fd(prog) < 0)
 		return 0;
 	if (c->num_sites == MAX_SITES) {
-		say("%s has more than %d probe sites", a->path, MAX_SITES);
+		stat_say("%s has more than %d probe sites", a->path, MAX_SITES);
 		return -E2BIG;
 	}
 	c->sites[c->num_sites] =
@@ -667,7 +561,7 @@ static int attach_site(const struct usdt_site *site, void *data)
 	a->found++;
 	snprintf(name, sizeof(name), "usdt_%s_%d", site->name, c->num_sites);
 	c->num_sites++;
-	return c->pinned ? pin_link(bpf_link__fd(c->sites[c->num_sites - 1]), "links", name) : 0;
+	return c->pinned ? pins_add(bpf_link__fd(c->sites[c->num_sites - 1]), "links", name) : 0;
 }
 
 int counters_add_library(struct counters *c, const char *path)
@@ -677,13 +571,6 @@ int counters_add_library(struct counters *c, const char *path)
 
 	err = usdt_each_site(path, attach_site, &a);
 	return err ? err : a.found;
-}
-
-/* Programs of an earlier load go, its maps and what they hold stay. */
-static void unpin_programs(void)
-{
-	unpin_dir(STAT_PIN_DIR "/links");
-	unpin_dir(STAT_PIN_DIR "/programs");
 }
 
 static void close_readers(struct counters *c)
@@ -726,15 +613,15 @@ static int start(struct counters *c, const struct btf *btf, const struct counter
 		c->maps[i] = bpf_object__find_map_fd_by_name(c->skel->obj, map_names[i]);
 	err = prepare_maps(c, opts);
 	if (err)
-		return err;
+		return say_refused(c, opts, err);
 	/* Not before the new ones are loaded: what they cannot replace goes on counting. */
 	if (opts->pin)
-		unpin_programs();
+		pins_remove_programs();
 	err = attach_readers(c);
 	if (!err)
 		err = attach_programs(c, btf);
 	if (err && opts->pin)
-		unpin_programs();
+		pins_remove_programs();
 	return err;
 }
 
@@ -747,7 +634,7 @@ static void forget_fds(struct counters *c)
 
 int counters_load(struct counters **out, const struct counters_opts *opts)
 {
-	struct counters *c, *old;
+	struct counters *c;
 	struct btf *btf;
 	bool fresh = false;
 	int err;
@@ -756,9 +643,10 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	btf = btf__load_vmlinux_btf();
 	if (!btf) {
 		err = -errno;
-		say("this kernel describes no types (/sys/kernel/btf/vmlinux: %s), so nothing can "
-		    "be attached",
-		    strerror(-err));
+		stat_say("this kernel describes no types (/sys/kernel/btf/vmlinux: %s), so nothing "
+			 "can "
+			 "be attached",
+			 strerror(-err));
 		return err;
 	}
 	c = calloc(1, sizeof(*c));
@@ -770,13 +658,8 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	c->pinned = opts->pin;
 	c->way = opts->trampolines || !is_preempted() || !has_sessions(btf) ? TRAMPOLINE : SESSION;
 	if (opts->pin) {
-		err = check_pin_dir();
-		if (err)
-			goto fail;
-		fresh = counters_open(&old);
-		if (!fresh)
-			counters_close(old);
-		err = make_pin_dirs();
+		fresh = !pins_count();
+		err = pins_make_dirs();
 		if (err)
 			goto fail;
 	}
@@ -792,8 +675,8 @@ int counters_load(struct counters **out, const struct counters_opts *opts)
 	if (opts->library) {
 		err = counters_add_library(c, opts->library);
 		if (err <= 0)
-			say("%s: %s; its arena bytes are not counted, the rest goes on",
-			    opts->library, err ? strerror(-err) : "no sluice probes in it");
+			stat_say("%s: %s; its arena bytes are not counted, the rest goes on",
+				 opts->library, err ? strerror(-err) : "no sluice probes in it");
 	}
 	btf__free(btf);
 	*out = c;
@@ -802,7 +685,7 @@ fail:
 	btf__free(btf);
 	counters_close(c);
 	if (fresh)
-		counters_unpin();
+		pins_remove_all();
 	return err;
 }
 
@@ -845,6 +728,8 @@ int counters_open(struct counters **out)
 		c->readers[i] = bpf_obj_get(path);
 		err = c->readers[i] < 0 ? c->readers[i] : check_sizes(i);
 	}
+	if (err == -ENOENT && pins_count())
+		err = -EPROTO;
 	if (err) {
 		counters_close(c);
 		return err;

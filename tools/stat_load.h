@@ -10,9 +10,6 @@
 #include <linux/types.h>
 #include "counters.h"
 
-#define STAT_BPF_FS  "/sys/fs/bpf"
-#define STAT_PIN_DIR STAT_BPF_FS "/sluice"
-
 enum stat_map {
 	STAT_COUNTS,
 	STAT_ENDS,
@@ -32,7 +29,8 @@ struct counters;
  * @size: sizeof(struct counters_opts)
  * @only_targets: count the processes given to counters_add_target() and their children, not all
  * @trampolines: count by trampolines even where the kernel can keep calls from them (for tests)
- * @pin: leave programs and maps behind under STAT_PIN_DIR, using maps that are pinned already
+ * @pin: leave programs and maps behind, using maps that are pinned already; the caller has the lock of
+ *       pins_make()
  * @max_entries: entries of each map that grows with the number of threads; 0 for the default
  * @library: the libsluice whose probes to attach to; NULL for none
  */
@@ -60,8 +58,8 @@ int counters_load(struct counters **out, const struct counters_opts *opts);
  * counters_open() - open the counters that are pinned, for reading
  * @out: the counters, to be given to counters_close()
  *
- * Return: 0, or -ENOENT if none are pinned, -EPROTO if another version pinned them, or another
- * negative errno. Prints nothing.
+ * Return: 0, or -ENOENT if none are pinned, -EPROTO if another version pinned them or a load did not
+ * come to its end, or another negative errno. Prints nothing.
  */
 int counters_open(struct counters **out);
 
@@ -94,8 +92,5 @@ void counters_missed(const struct counters *c, __u64 *calls, __u64 *costs);
 
 /* One line: how many hooks are pinned, which it returns, and which are not. */
 int counters_print_hooks(FILE *f);
-
-/* Removes everything pinned under STAT_PIN_DIR. Returns the number of objects or -errno. */
-int counters_unpin(void);
 
 #endif /* SLUICE_STAT_LOAD_H */

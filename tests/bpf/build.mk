@@ -6,7 +6,7 @@
 ifeq ($(BPF_MISSING),)
 BPF_TESTS := $(addprefix $(B)/test/bpf/,matrix overhead press storm)
 BPF_KERNELS := newest 6.12 6.1
-BPF_LOADER := $(B)/tools/stat_load.o $(B)/tools/stat_usdt.o
+BPF_LOADER := $(addprefix $(B)/tools/stat_,load.o pin.o usdt.o)
 
 $(B)/test/bpf/matrix: tests/bpf/matrix.c $(BPF_LOADER) $(B)/tools/stat_read.o $(B)/lib/libsluice.a
 $(B)/test/bpf/overhead: tests/bpf/overhead.c $(BPF_LOADER)

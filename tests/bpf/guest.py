@@ -526,6 +526,54 @@ def failed_reload_leaves_the_counters():
     run(SLUICE, "stat", "unload")
 
 
+def load_half():
+    """A load that has pinned its maps, and no programs yet: those take the kernel seconds."""
+    load = subprocess.Popen([SLUICE, "stat", "load"], stdout=subprocess.DEVNULL)
+    while not os.path.exists(f"{PIN}/lost"):
+        time.sleep(0.01)
+    equal(os.listdir(f"{PIN}/links"), [])
+    return load
+
+
+@test
+def killed_load_is_told_and_mended():
+    run(SLUICE, "stat", "unload")
+    load = load_half()
+    load.kill()
+    load.wait()
+    said = run(SLUICE, "stat", "status", status=3).stderr
+    assert "a load that was killed" in said and "sluice stat unload" in said, said
+    run(SLUICE, "stat", "load")
+    assert "missing" not in run(SLUICE, "stat", "status").stdout
+    run(SLUICE, "stat", "unload")
+    assert not os.path.exists(PIN)
+
+
+@test
+def loads_and_unloads_wait_for_each_other():
+    run(SLUICE, "stat", "unload")
+    loads = [load_half(), subprocess.Popen([SLUICE, "stat", "load"], stdout=subprocess.DEVNULL)]
+    equal([load.wait(120) for load in loads], [0, 0])
+    assert "missing" not in run(SLUICE, "stat", "status").stdout
+    run(SLUICE, "stat", "unload")
+    load = load_half()
+    equal(run(SLUICE, "stat", "unload").stdout, "unloaded, the counts are gone\n")
+    equal(load.wait(120), 0)
+    assert not os.path.exists(PIN)
+
+
+@test
+def failed_load_leaves_another_version_alone():
+    loaded()
+    os.unlink(f"{PIN}/counts")
+    run(*f"bpftool map create {PIN}/counts type hash key 8 value 8 entries 8 name counts".split())
+    before = sorted(os.listdir(f"{PIN}/links"))
+    said = run(SLUICE, "stat", "load", status=3).stderr
+    assert "another version or size" in said, said
+    equal(sorted(os.listdir(f"{PIN}/links")), before)
+    run(SLUICE, "stat", "unload")
+
+
 @test
 def pins_of_others_are_left_alone():
     run(SLUICE, "stat", "unload")

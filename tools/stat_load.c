@@ -535,7 +535,6 @@ static int attach_programs(struct counters *c, const struct btf *btf)
 struct attach_site {
 	struct counters *c;
 	const char *path;
-	int found;
 };
 
 static int attach_site(const struct usdt_site *site, void *data)
@@ -545,32 +544,40 @@ static int attach_site(const struct usdt_site *site, void *data)
 	struct attach_site *a = data;
 	struct counters *c = a->c;
 	struct bpf_program *prog;
-	char name[64];
+	char name[16];
 
+	/* Not every program of ours is one for a probe, whatever the file names its probes. */
 	prog = bpf_object__find_program_by_name(c->skel->obj, site->name);
-	if (!prog || bpf_program__fd(prog) < 0)
+	if (!prog || strcmp(bpf_program__section_name(prog), "uprobe"))
 		return 0;
-	if (c->num_sites == MAX_SITES) {
-		stat_say("%s has more than %d probe sites", a->path, MAX_SITES);
+	if (c->num_sites == MAX_SITES)
 		return -E2BIG;
-	}
 	c->sites[c->num_sites] =
 		bpf_program__attach_uprobe_opts(prog, -1, a->path, site->offset, &opts);
 	if (!c->sites[c->num_sites])
 		return -errno;
-	a->found++;
-	snprintf(name, sizeof(name), "usdt_%s_%d", site->name, c->num_sites);
 	c->num_sites++;
-	return c->pinned ? pins_add(bpf_link__fd(c->sites[c->num_sites - 1]), "links", name) : 0;
+	if (!c->pinned)
+		return 0;
+	snprintf(name, sizeof(name), "usdt_%d", c->num_sites - 1);
+	return pins_add(bpf_link__fd(c->sites[c->num_sites - 1]), "links", name);
 }
 
+/* All the sites of a library or none. */
 int counters_add_library(struct counters *c, const char *path)
 {
 	struct attach_site a = {.c = c, .path = path};
-	int err;
+	int before = c->num_sites, err;
+	char name[16];
 
 	err = usdt_each_site(path, attach_site, &a);
-	return err ? err : a.found;
+	while (err && c->num_sites > before) {
+		bpf_link__destroy(c->sites[--c->num_sites]);
+		snprintf(name, sizeof(name), "usdt_%d", c->num_sites);
+		if (c->pinned)
+			pins_remove("links", name);
+	}
+	return err ? err : c->num_sites - before;
 }
 
 static void close_readers(struct counters *c)

@@ -768,6 +768,13 @@ int counters_add_target(struct counters *c, pid_t tgid)
 	return bpf_map_update_elem(c->maps[STAT_TARGETS], &key, &start, BPF_ANY);
 }
 
+void counters_drop_target(struct counters *c, pid_t tgid)
+{
+	int key = tgid;
+
+	bpf_map_delete_elem(c->maps[STAT_TARGETS], &key);
+}
+
 static __u64 get_missed(int fd)
 {
 	struct bpf_prog_info info = {0};

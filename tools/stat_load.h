@@ -79,6 +79,9 @@ int counters_iterate(const struct counters *c, enum stat_map map);
 /* Counts @tgid and the processes that it forks from now on. Returns 0 or a negative errno. */
 int counters_add_target(struct counters *c, pid_t tgid);
 
+/* Counts it no longer. */
+void counters_drop_target(struct counters *c, pid_t tgid);
+
 /* Attaches to the probes of the libsluice at @path. Returns the number of sites or -errno. */
 int counters_add_library(struct counters *c, const char *path);
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -108,15 +109,18 @@ static int open_pids(struct options *o)
 	return n;
 }
 
-/* Also of one that nobody has waited for yet. */
+/* Also if nobody has waited for it yet. */
+static bool has_ended(struct options *o, int i)
+{
+	return poll(&o->alive[i], 1, 0) > 0;
+}
+
 static bool all_ended(struct options *o)
 {
-	int left = 0;
-
-	poll(o->alive, o->num_pids, 0);
 	for (int i = 0; i < o->num_pids; i++)
-		left += !o->alive[i].revents;
-	return !left;
+		if (!has_ended(o, i))
+			return false;
+	return true;
 }
 
 static FILE *open_file(const char *path)
@@ -156,8 +160,8 @@ static int close_file(FILE *f, const char *path)
  */
 static pid_t start_command(char **argv, int *go)
 {
+	pid_t pid, parent = getpid();
 	__u64 one;
-	pid_t pid;
 	int err;
 
 	*go = eventfd(0, EFD_CLOEXEC);
@@ -166,8 +170,14 @@ static pid_t start_command(char **argv, int *go)
 	pid = fork();
 	if (pid)
 		return pid;
-	if (read(*go, &one, sizeof(one)) == sizeof(one))
+	/* Nobody else would ever tell it to go on. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != parent)
+		_exit(EXIT_BROKEN);
+	if (read(*go, &one, sizeof(one)) == sizeof(one)) {
+		prctl(PR_SET_PDEATHSIG, 0);
 		execvp(argv[0], argv);
+	}
 	err = errno;
 	complain("trace", "cannot run %s: %s", argv[0], strerror(err));
 	eventfd_write(*go, 1);
@@ -330,6 +340,9 @@ int cmd_trace(int argc, char **argv)
 		ret = counters_add_target(c, o.pids[i]);
 		if (ret)
 			complain("trace", "cannot trace pid %d: %s", o.pids[i], strerror(-ret));
+		/* It may be another process's by now. */
+		if (!child && has_ended(&o, i))
+			counters_drop_target(c, o.pids[i]);
 		libraries_follow(&libs, c, o.pids[i]);
 	}
 	if (child && eventfd_write(go, 1))

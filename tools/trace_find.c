@@ -71,6 +71,15 @@ void libraries_find(struct libraries *libs, struct counters *c, const char *extr
 		add(libs, c, path);
 }
 
+/* The traced process has chosen the name: nothing but printable ASCII reaches a terminal. */
+static const char *printable(const char *path)
+{
+	for (const char *at = path; *at; at++)
+		if (*at < ' ' || *at > '~')
+			return "a libsluice";
+	return path;
+}
+
 void libraries_follow(struct libraries *libs, struct counters *c, pid_t pid)
 {
 	char line[4200], *path, *end;
@@ -90,11 +99,10 @@ void libraries_follow(struct libraries *libs, struct counters *c, pid_t pid)
 			*end = '\0';
 		n = add(libs, c, path);
 		if (n > 0)
-			fprintf(stderr,
-				"sluice trace: %s found while it runs: what its arenas moved "
-				"before "
-				"is not counted (--library %s counts all)\n",
-				path, path);
+			complain("trace",
+				 "%s found while it runs: what its arenas moved before is not "
+				 "counted (--library PATH counts all)",
+				 printable(path));
 	}
 	fclose(f);
 }

@@ -575,6 +575,24 @@ def failed_load_leaves_another_version_alone():
 
 
 @test
+def killed_trace_leaves_nothing():
+    # Killed where it would tell the command, which waits for that, to begin.
+    log = f"{TMP}/killed"
+    run("strace", "-o", log, "-e", "trace=write", "-e", "inject=write:error=EPERM:signal=KILL",
+        SLUICE, "trace", "--", "sleep", "987", status=-signal.SIGKILL)
+    with open(log) as f:
+        text = f.read()
+    assert r'"\1\0\0\0\0\0\0\0", 8)' in text, text
+    for _ in range(50):
+        left = run("pgrep", "-f", "trace -- sleep 987", status=None).stdout
+        if not left:
+            break
+        time.sleep(0.1)
+    equal(left, "")
+    wait_until_freed()
+
+
+@test
 def pins_of_others_are_left_alone():
     run(SLUICE, "stat", "unload")
     os.mkdir(PIN, 0o700)

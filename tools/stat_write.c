@@ -150,7 +150,6 @@ void write_json(FILE *f, const struct snapshot *s)
 	json_uint(&j, "missed", s->missed);
 	json_uint(&j, "missed_costs", s->missed_costs);
 	json_object_end(&j);
-	fputc('\n', f);
 	fflush(f);
 }
 

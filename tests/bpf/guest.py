@@ -260,7 +260,9 @@ def loaded(*options):
 
 
 def stat():
-    found = json.loads(run(SLUICE, "stat", "--json", "-n", "1").stdout)
+    said = run(SLUICE, "stat", "--json", "-n", "1").stdout
+    equal(said.count("\n"), 1)
+    found = json.loads(said)
     jsonschema.validate(found, SCHEMA)
     return found
 

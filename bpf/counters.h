@@ -34,7 +34,7 @@ enum sluice_dir {
 /*
  * Threads that get no entry of their own. SLUICE_TID_OTHER: the map was full. SLUICE_TID_EXITED:
  * with fold_exited set, what ended threads counted is added up under the process, and what ended
- * processes counted under tgid 0.
+ * processes counted under tgid 0; also what threads counted whose process finds no room.
  */
 #define SLUICE_TID_OTHER  0
 #define SLUICE_TID_EXITED (-1)

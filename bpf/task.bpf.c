@@ -73,8 +73,8 @@ static __always_inline void merge_count(struct sluice_count *to, const struct sl
 }
 
 /*
- * Moves one entry to another key and returns 1; where there is none, or no room for it, 0. Not static,
- * so that the verifier looks at it once and not for each of the calls below.
+ * Moves one entry to another key and returns 1; 0 if there is none, -E2BIG if there is no room for it.
+ * Not static, so that the verifier looks at it once and not for each of the calls below.
  */
 __noinline int move_count(struct sluice_count_key *from_key, struct sluice_count_key *to_key)
 {
@@ -95,7 +95,7 @@ __noinline int move_count(struct sluice_count_key *from_key, struct sluice_count
 		bpf_map_update_elem(&counts, &to, &none, BPF_NOEXIST);
 		sum = bpf_map_lookup_elem(&counts, &to);
 		if (!sum)
-			return 0;
+			return -E2BIG;
 	}
 	merge_count(sum, c);
 	bpf_map_delete_elem(&counts, &from);
@@ -127,6 +127,9 @@ static __noinline void fold(struct task_struct *task, bool last)
 		from.kind = process.kind = ended.kind = i / 2;
 		from.dir = process.dir = ended.dir = i % 2;
 		moved = move_count(&from, last ? &ended : &process);
+		/* That one is always there; the entry is not to stay in a map that is full. */
+		if (moved < 0)
+			moved = move_count(&from, &ended);
 		if (!last)
 			continue;
 		moved |= move_count(&process, &ended);

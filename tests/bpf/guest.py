@@ -334,6 +334,17 @@ def wait_until_freed():
 
 
 @test
+def full_map_is_empty_again():
+    loaded("--entries", "64")
+    run(STORM, "30", "3000", "3")
+    after = stat()
+    run(SLUICE, "stat", "unload")
+    assert after["lost"]["counts"], "the map was not full: the test did not test"
+    stay = [p for p in after["processes"] if p["pid"] and not os.path.exists(f"/proc/{p['pid']}")]
+    equal(stay, [])
+
+
+@test
 def ended_arenas_make_room():
     if "Provider: sluice" not in run("readelf", "-n", SLUICE).stdout:
         raise Skip("the library that sluice is linked with has no probes")

@@ -158,7 +158,7 @@ struct counters {
 	struct bpf_link *sites[MAX_SITES];
 	int num_sites;
 	bool pinned;
-	bool said; /* why nothing loads at all */
+	bool said; /* why it does not load, whichever way */
 	bool refused[HOOKS];
 	int maps[STAT_MAPS];
 	int readers[STAT_MAPS]; /* links */
@@ -353,6 +353,10 @@ static int say_refused(struct counters *c, const struct counters_opts *opts, int
 		stat_say("the counters do not load (%s): what is pinned under " STAT_PIN_DIR
 			 " has another version or size, and goes away with `sluice stat unload`",
 			 strerror(-err));
+	else if (err == -ENOMEM)
+		stat_say("the counters do not load: %s: they take about 40 MB, less with fewer "
+			 "--entries, and more than that is not free or not allowed to this cgroup",
+			 strerror(-err));
 	else
 		stat_say("the counters do not load: %s", strerror(-err));
 	return err;
@@ -443,8 +447,10 @@ static int attach_readers(struct counters *c)
 		else if (c->pinned)
 			err = pins_add(c->readers[i], "readers", reader_names[i]);
 	}
-	if (err)
+	if (err) {
+		c->said = true;
 		stat_say("the counters cannot be read: %s", strerror(-err));
+	}
 	return err;
 }
 
@@ -525,6 +531,7 @@ static int attach_programs(struct counters *c, const struct btf *btf)
 			continue;
 		err = pin_hook(c, i, prog);
 		if (err) {
+			c->said = true;
 			stat_say("cannot pin under " STAT_PIN_DIR ": %s", strerror(-err));
 			return err;
 		}

@@ -171,15 +171,16 @@ void pins_remove_programs(void)
 
 int pins_remove_all(void)
 {
-	int n, sum = 0;
+	int n, sum = 0, err = 0;
 
 	for (size_t i = 0; i < DIRS; i++) {
 		n = visit_dir(dirs[i], true);
+		if (n > 0)
+			sum += n;
 		if (n < 0)
-			return n;
-		sum += n;
-		if (rmdir(dirs[i]) && errno != ENOENT)
-			return -errno;
+			err = n;
+		else if (rmdir(dirs[i]) && errno != ENOENT)
+			err = -errno;
 	}
-	return sum;
+	return err ? err : sum;
 }

@@ -36,7 +36,7 @@ int pins_count(void);
 /* Programs of an earlier load go, its maps and what they hold stay. */
 void pins_remove_programs(void);
 
-/* Removes everything. Returns the number of objects or a negative errno. */
+/* Removes what it can. Returns the number of objects, or a negative errno if anything is left. */
 int pins_remove_all(void);
 
 #endif /* SLUICE_STAT_PIN_H */

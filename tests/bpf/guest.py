@@ -510,17 +510,20 @@ def plots_are_drawn():
 @test
 def failed_load_leaves_nothing():
     run(SLUICE, "stat", "unload")
-    for way in "too large", "in the way":
-        if way == "in the way":
-            os.makedirs(f"{PIN}/counts", 0o700)
-            os.chmod(PIN, 0o700)
-        entries = ["--entries", "16777216"] if way == "too large" else []
-        result = run(SLUICE, "stat", "load", *entries, status=3)
-        equal(len(result.stderr.splitlines()), 1)
-        equal(os.listdir(PIN) if os.path.exists(PIN) else [],
-              ["counts"] if way == "in the way" else [])
+    said = run(SLUICE, "stat", "load", "--entries", "16777216", status=3).stderr
+    assert "--entries" in said and len(said.splitlines()) == 1, said
+    assert not os.path.exists(PIN)
+    for name in "counts", "links/splice_exit", "links/splice_call":
+        os.makedirs(f"{PIN}/{name}", 0o700)
+    os.chmod(PIN, 0o700)
+    said = run(SLUICE, "stat", "load", status=3).stderr
+    equal(len(said.splitlines()), 1)
     os.rmdir(f"{PIN}/counts")
-    os.rmdir(PIN)
+    said = run(SLUICE, "stat", "load", status=3).stderr
+    equal(said, f"sluice: cannot pin under {PIN}: Is a directory\n")
+    equal(sorted(os.listdir(f"{PIN}/links")), ["splice_call", "splice_exit"])
+    equal(os.listdir(PIN), ["links"])
+    run("rm", "-r", PIN)
 
 
 @test

@@ -336,7 +336,13 @@ def wait_until_freed():
 @test
 def full_map_is_empty_again():
     loaded("--entries", "64")
-    run(STORM, "30", "3000", "3")
+    code = (
+        "import os, threading\n"
+        "w, all = os.pipe()[1], threading.Barrier(40)\n"
+        "def send(): os.write(w, b'x'); all.wait()\n"
+        "for _ in range(40): threading.Thread(target=send).start()\n"
+    )
+    run("python3", "-c", code)
     after = stat()
     run(SLUICE, "stat", "unload")
     assert after["lost"]["counts"], "the map was not full: the test did not test"

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory):
     )  # fmt: skip
     if "No module named" in run.stdout and run.returncode:
         pytest.skip("pip or setuptools is not installed")
-    if "liburing.h: No such file" in run.stdout:
+    if "needs the headers of liburing" in run.stdout:
         pytest.skip("liburing is not installed (Debian: liburing-dev)")
     assert run.returncode == 0, run.stdout[-3000:]
     (path,) = out.iterdir()
@@ -44,6 +44,26 @@ def test_one_for_every_python(wheel):
             if f.endswith((".py", ".pyi", "py.typed")):
                 assert os.path.relpath(os.path.join(folder, f), os.path.dirname(package)) in names
     assert "sluice/_sluice.abi3.so" in names
+
+
+@pytest.mark.parametrize(
+    "header, package",
+    [("liburing.h", "liburing-dev"), ("Python.h", "python3-dev"), ("stdio.h", "libc6-dev")],
+)
+def test_what_is_missing_is_named(wheel, header, package, tmp_path):
+    """A compiler that does not find a header: one sentence, before anything is compiled."""
+    cc = tmp_path / "cc"
+    cc.write_text("#!/bin/sh\ncase \"$*\" in *%s*) exit 1 ;; esac\nexec cc \"$@\"\n" % header)
+    cc.chmod(0o755)
+    lib = shutil.copytree(os.path.join(TOP, "lib"), tmp_path / "lib")
+    run = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext"], cwd=os.path.join(lib, "python"),
+        env={**os.environ, "CC": str(cc)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert run.returncode
+    said = run.stdout.splitlines()[-1]
+    assert said.startswith("error: building sluice needs ") and package in said
 
 
 USE = """

@@ -43,6 +43,6 @@ def _die(tensors, tag):
 def test_worker_that_dies():
     with sluice.torch.Egress(_die, workers=1, method="fork") as out:
         out.submit(_batch(0), 0)
-        with pytest.raises(RuntimeError, match="egress worker 0 .* ended with 7"):
+        with pytest.raises(RuntimeError, match="egress worker 0 .* exited with status 7"):
             out.flush()
         out._open = 0

@@ -6,6 +6,7 @@ written against multiprocessing.get_context().
 """
 import multiprocessing
 import os
+import signal
 import sys
 from multiprocessing import context as mp
 from multiprocessing import synchronize
@@ -87,6 +88,19 @@ def is_ours(ctx):
 
 
 _contexts = {"fork": ForkContext, "spawn": SpawnContext, "forkserver": ForkServerContext}
+
+
+def fate(child):
+    """What became of a child."""
+    code = child.exitcode
+    if code is None:
+        return "is gone"
+    if code < 0:
+        try:
+            return "was killed by signal %s" % signal.Signals(-code).name
+        except ValueError:
+            return "was killed by signal %d" % -code
+    return "exited with status %d" % code
 
 
 def context(method=None, options=None, /, **kw):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 from collections.abc import Mapping
 from multiprocessing import context as mp
-from multiprocessing import synchronize
+from multiprocessing import process, synchronize
 from typing import Any, ClassVar, Literal, overload
 
 from ._queue import Queue as _Queue
@@ -31,6 +31,7 @@ class SpawnContext(_Queues, mp.SpawnContext):  # type: ignore[misc]
 class ForkServerContext(_Queues, mp.ForkServerContext):  # type: ignore[misc]
     Process: ClassVar[type[ForkServerProcess]]  # type: ignore[assignment]
 
+def fate(child: process.BaseProcess) -> str: ...
 def is_ours(ctx: object) -> bool: ...
 @overload
 def context(

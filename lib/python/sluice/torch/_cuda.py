@@ -9,7 +9,7 @@ import torch
 
 from .. import _gpu, _sluice
 from .._codec import codec
-from .._context import context
+from .._context import context, fate
 from .._queue import _alive
 from .._store import Extent, store
 
@@ -203,9 +203,7 @@ class Egress:
     def _check(self):
         for i, w in enumerate(self._workers):
             if w.exitcode is not None:
-                raise RuntimeError(
-                    "egress worker %d (pid %d) ended with %d" % (i, w.pid, w.exitcode)
-                )
+                raise RuntimeError("egress worker %d (pid %d) %s" % (i, w.pid, fate(w)))
 
     def _raise(self):
         failure, self._failure = self._failure, None

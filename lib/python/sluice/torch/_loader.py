@@ -3,7 +3,6 @@
 import functools
 import multiprocessing
 import queue
-import signal
 import time
 import weakref
 
@@ -13,21 +12,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch.utils.data._utils.pin_memory import pin_memory as _pin
 
 from .. import _gpu
-from .._context import context, is_ours
+from .._context import context, fate, is_ours
 
 _POLL = 0.25
-
-
-def _fate(process):
-    code = process.exitcode
-    if code is None:
-        return "is gone"
-    if code < 0:
-        try:
-            return "was killed by signal %s" % signal.Signals(-code).name
-        except ValueError:
-            return "was killed by signal %d" % -code
-    return "exited with status %d" % code
 
 
 class _Iter(_MultiProcessingDataLoaderIter):
@@ -55,7 +42,7 @@ class _Iter(_MultiProcessingDataLoaderIter):
         if loader is not None and getattr(loader, "_iterator", None) is self:
             loader._iterator = None  # a persistent loader starts anew
         raise RuntimeError(
-            "; ".join("DataLoader worker %d (pid %d) %s" % (i, w.pid, _fate(w)) for i, w in dead)
+            "; ".join("DataLoader worker %d (pid %d) %s" % (i, w.pid, fate(w)) for i, w in dead)
         ) from cause
 
     def _try_get_data(self, timeout=5.0):

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 #include "error.h"
 
@@ -19,12 +20,24 @@ static struct {
 	enum sluice_log_level max;
 } logger = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Of the limits that any call may run into, the one that nobody remembers by its error's name. */
+static void error_set(int err, const char *fmt, va_list ap)
+{
+	int n = vsnprintf(last_error, sizeof(last_error), fmt, ap);
+	struct rlimit r;
+
+	if (err == EMFILE && n >= 0 && n < (int)sizeof(last_error) && !getrlimit(RLIMIT_NOFILE, &r))
+		snprintf(last_error + n, sizeof(last_error) - n,
+			 " (RLIMIT_NOFILE of this process is %llu)",
+			 (unsigned long long)r.rlim_cur);
+}
+
 int sluice_fail(int err, const char *fmt, ...)
 {
 	va_list ap;
 
 	va_start(ap, fmt);
-	vsnprintf(last_error, sizeof(last_error), fmt, ap);
+	error_set(err, fmt, ap);
 	va_end(ap);
 	return -err;
 }
@@ -34,7 +47,7 @@ void *sluice_fail_null(int err, const char *fmt, ...)
 	va_list ap;
 
 	va_start(ap, fmt);
-	vsnprintf(last_error, sizeof(last_error), fmt, ap);
+	error_set(err, fmt, ap);
 	va_end(ap);
 	errno = err;
 	return NULL;

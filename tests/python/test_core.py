@@ -56,8 +56,6 @@ def test_sizes_of_too_many_bits_are_refused(arena):
     for wrong in (-1, 2**64, 2**64 + (1 << 20)):
         with pytest.raises(OverflowError):
             sluice.Arena(wrong)
-    with pytest.raises(OverflowError):
-        sluice.Queue(2**32)
 
 
 def test_names_that_are_no_utf8():

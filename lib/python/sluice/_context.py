@@ -59,13 +59,20 @@ class Event(synchronize.Event):
 class _Queues:
     def __init__(self, **options):
         super().__init__()
+        for name in options.keys() - {"pin", "fallback", "timeout"}:
+            raise TypeError("context() has no argument %r: pin, fallback, timeout" % name)
         self._options = options
 
     def Queue(self, maxsize=0):
         return _queue.Queue(maxsize, **self._options)
 
     def Event(self):
-        return Event(ctx=self.get_context())
+        try:
+            return Event(ctx=self.get_context())
+        except OSError as e:  # which names nothing
+            raise OSError(
+                e.errno, "no semaphore in /dev/shm for an Event: " + os.strerror(e.errno)
+            ) from e
 
     def __reduce__(self):
         return context, (self.get_start_method(), self._options)

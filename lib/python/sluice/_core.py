@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 """Arena, Channel and Batch: the library's own words, for those who want them."""
 import errno
+import operator
 import os
 import threading
 import weakref
@@ -26,8 +27,11 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def parse_bytes(size):
     """12345, "64M" or "1.5GiB"."""
-    if isinstance(size, int):
-        return size
+    if not isinstance(size, str):
+        try:
+            return operator.index(size)
+        except TypeError:
+            raise TypeError("%r is no size: write bytes, or a text like '64M'" % (size,)) from None
     text = size.strip().upper()
     number = text.rstrip("BI").rstrip("KMGT")
     unit = text[len(number) :].rstrip("BI")

@@ -8,6 +8,7 @@ import collections
 import errno
 import fcntl
 import itertools
+import operator
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from ._store import ARENA_OBJECTS, slack, store
 CONTROL_BYTES = 8 << 20
 CONTROL_BLOCK = 4096
 UNBOUNDED = 2048
+_MAXSIZE_MAX = 16384  # SLUICE_MAX_CAPACITY
 INLINE_MAX = 16 << 10
 # Adopted objects of a queue whose message is kept in the control arena.
 _NOTES_MAX = 64
@@ -142,7 +144,11 @@ class Queue:
     _closed = True  # until there is a channel
 
     def __init__(self, maxsize=0, *, pin=False, fallback=True, timeout=ROOM_TIMEOUT):
-        self._maxsize = maxsize if maxsize and maxsize > 0 else 0
+        self._maxsize = max(operator.index(maxsize or 0), 0)
+        if self._maxsize > _MAXSIZE_MAX:
+            raise ValueError(
+                "Queue(%d): maxsize is at most %d; Queue() has no limit" % (maxsize, _MAXSIZE_MAX)
+            )
         self._pin = pin
         self._fallback = fallback
         self._timeout = timeout

@@ -5,6 +5,7 @@ The object is written once into an arena of its size.  What is pickled is the ar
 and the name of the extent; a worker maps it and decodes items when they are asked for.
 """
 import collections.abc
+import operator
 import os
 
 from . import _sluice
@@ -71,7 +72,7 @@ class SharedList(_Shared, collections.abc.Sequence):
         if isinstance(i, slice):
             return [self._item(k) for k in range(*i.indices(len(self)))]
         n = len(self)
-        k = i.__index__()
+        k = operator.index(i)
         if not -n <= k < n:
             raise IndexError("item %d of %d" % (k, n))
         return self._item(k + n if k < 0 else k)

@@ -476,3 +476,24 @@ def test_read_only_view_in_dlpack():
         p.join(20)
     here.close()
     there.close()
+
+
+def test_arena_that_is_closed_on_its_way():
+    q = sluice.Queue(4)
+    a = sluice.Arena("1M")
+    q.put(a)
+    number = a.fd()
+    a.close()
+    del a
+    with pytest.raises(OSError, match="process %d closed the arena before it" % os.getpid()):
+        q.get(timeout=5)
+    a = sluice.Arena("1M")
+    assert a.fd() == number
+    q.put(a)
+    a.close()
+    other = sluice.Arena("1M")
+    assert other.fd() == number and other.id != a.id
+    with pytest.raises(OSError, match="process %d closed the arena before it" % os.getpid()):
+        q.get(timeout=5)
+    assert not other.closed and other.stats()["peers"] == 1
+    q.close()

@@ -64,7 +64,11 @@ def attach_by_id(arena_id, fd_pair, consumer=False):
             return arena
         fd, data_fd = fd_pair()
         try:
-            return Arena.attach(fd, max(data_fd, 0), consumer)
+            arena = Arena.attach(fd, max(data_fd, 0), consumer)
+            if arena.id != arena_id:  # its descriptor's number stands for another one by now
+                arena.close()
+                raise OSError(errno.ESTALE, "the arena was closed before it arrived here")
+            return arena
         finally:
             os.close(fd)
             if data_fd >= 0:
@@ -90,7 +94,14 @@ class _Descriptors:
 
 
 def _unpickle_arena(arena_id, descriptors, consumer=False):
-    return attach_by_id(arena_id, descriptors.open, consumer)
+    try:
+        return attach_by_id(arena_id, descriptors.open, consumer)
+    except OSError as e:
+        if e.errno not in (errno.EBADF, errno.ENOENT, errno.ESTALE):
+            raise
+        raise OSError(
+            e.errno, "process %d closed the arena before it arrived here" % descriptors.pid
+        ) from e
 
 
 class Arena(_sluice.Arena):

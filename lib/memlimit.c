@@ -268,26 +268,41 @@ out:
 	free(h);
 }
 
-int sluice_memlimit_check(uint64_t bytes, int node)
+/* Everything that limits this process. */
+static void room_find(struct room *room, int node)
 {
 	static const char *const available[] = {"MemAvailable:", NULL};
-	/* Page tables, the page cache's own index, and what the kernel charges in batches. */
-	uint64_t need = bytes + bytes / 128 + 1024 * KIB;
-	struct room room = {.free = UINT64_MAX};
 	char list[16];
 	uint64_t n;
 
+	*room = (struct room){.free = UINT64_MAX};
 	if (stat_sum("/proc/meminfo", available, &n))
-		room_limit(&room, n * KIB, "MemAvailable of this machine");
+		room_limit(room, n * KIB, "MemAvailable of this machine");
 	if (node != SLUICE_NODE_ANY) {
 		snprintf(list, sizeof(list), "%d", node);
-		nodes_limit(&room, list);
+		nodes_limit(room, list);
 	} else {
-		allowed_nodes_limit(&room);
+		allowed_nodes_limit(room);
 	}
-	hierarchy_limit(&room, false);
-	hierarchy_limit(&room, true);
+	hierarchy_limit(room, false);
+	hierarchy_limit(room, true);
+}
 
+uint64_t sluice_memlimit_free(void)
+{
+	struct room room;
+
+	room_find(&room, SLUICE_NODE_ANY);
+	return room.free;
+}
+
+int sluice_memlimit_check(uint64_t bytes, int node)
+{
+	/* Page tables, the page cache's own index, and what the kernel charges in batches. */
+	uint64_t need = bytes + bytes / 128 + 1024 * KIB;
+	struct room room;
+
+	room_find(&room, node);
 	if (need < bytes || need > room.free)
 		return sluice_fail(ENOMEM,
 				   "arena memory: asked %" PRIu64 " bytes, which need %" PRIu64

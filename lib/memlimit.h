@@ -19,4 +19,7 @@
  */
 int sluice_memlimit_check(uint64_t bytes, int node);
 
+/* Bytes that are free within all of them; UINT64_MAX where nothing can be read. */
+uint64_t sluice_memlimit_free(void);
+
 #endif /* SLUICE_MEMLIMIT_H */

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -246,15 +247,139 @@ def test_holders_are_named(monkeypatch):
 
 
 def test_large_object_without_proc(monkeypatch):
-    def nothing(path, *args):
-        raise FileNotFoundError(path)
-
-    monkeypatch.setattr(_store, "open", nothing, raising=False)
+    monkeypatch.setattr(_sluice, "memory_free", lambda: 2**64 - 1)
     monkeypatch.setattr(_store, "_store", None)
     q = sluice.Queue()
     q.put(np.ones(BIG))
     assert q.get(timeout=5).sum() == BIG and q.stats()["objects"] == {"stored": 1}
     q.close()
+
+
+def test_small_control_group(monkeypatch):
+    """Where 18 objects are too much for the memory there is, an arena for fewer is made."""
+    monkeypatch.setattr(_sluice, "memory_free", lambda: 140 << 20)
+    monkeypatch.setattr(_store, "_store", None)
+    q = sluice.Queue(16)
+    for _ in range(3):
+        q.put(np.ones(BIG))
+        assert q.get(timeout=5).sum() == BIG
+    assert q.stats()["objects"] == {"stored": 3}
+    q.close()
+
+
+def test_why_there_is_no_arena(monkeypatch):
+    monkeypatch.setattr(_sluice, "memory_free", lambda: 1 << 20)
+    monkeypatch.setattr(_store, "_store", None)
+    q = sluice.Queue(4, fallback=False)
+    with pytest.raises(MemoryError, match=r"no further arena: \d+ bytes are more than 1/4 of the"):
+        q.put(np.ones(BIG))
+    q.close()
+    q = sluice.Queue(4)
+    with pytest.raises(MemoryError, match=r"\d+ bytes: no arena had room, and 1048576"):
+        q.put(np.ones(BIG))
+    q.put("small")
+    assert q.get(timeout=5) == "small"
+    q.close()
+
+
+@pytest.mark.parametrize("size", [0, 4096], ids=["taken away", "short"])
+def test_spilled_file_that_is_too_small(size):
+    """A producer that lies about its file costs the consumer this object, not its life."""
+    q = sluice.Queue(4)
+    fd = os.memfd_create("short", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    liar = _sluice.encode((os.getpid(), fd, 1 << 20), codec)
+    q._send(liar, _queue._SPILLED, None, True, 1)
+    with pytest.raises(ValueError, match="an object of 1048576 bytes in a file of %d" % size):
+        q.get(timeout=5)
+    os.close(fd)
+    q.put(np.ones(3))
+    assert q.get(timeout=5).sum() == 3
+    q.close()
+
+
+def test_spilled_file_waits_for_a_descriptor(monkeypatch):
+    monkeypatch.setattr(_store.Store, "begin", lambda *a, **k: None)
+    q = sluice.Queue(4)
+    q.put(np.arange(BIG))
+    q.put("next")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert q.stats()["queued"] == 2  # has opened what get() needs
+    last = os.open("/dev/null", 0)
+    os.close(last)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"RLIMIT_NOFILE of this process is %d" % last):
+            q.get(timeout=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert q.qsize() == 2
+    assert q.get(timeout=5).sum() == np.arange(BIG).sum() and q.get(timeout=5) == "next"
+    q.close()
+
+
+def test_spilled_file_cannot_shrink(monkeypatch):
+    monkeypatch.setattr(_store.Store, "begin", lambda *a, **k: None)
+    q = sluice.Queue(4)
+    q.put(np.ones(BIG))
+    with pytest.raises(PermissionError):
+        os.ftruncate(_store.store().spills[-1][1], 0)
+    assert q.get(timeout=5).sum() == BIG
+    q.close()
+
+
+FEW = """
+import resource, os, sys
+import numpy as np
+import sluice
+last = os.open("/dev/null", 0)
+os.close(last)
+for few in range(0, 60, 2):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + few, 4096))
+    try:
+        q = sluice.Queue(4)
+        q.put(np.ones(100000))
+        print("works:", q.get(timeout=5).sum())
+        break
+    except OSError as e:
+        print(e)
+"""
+
+
+def test_too_few_descriptors():
+    """Whichever call it is that gets none: the sentence has the limit."""
+    run = subprocess.run([sys.executable, "-c", FEW], stdout=subprocess.PIPE, text=True, timeout=60)
+    *said, last = run.stdout.splitlines()
+    assert len(said) >= 3 and last == "works: 100000.0"
+    for line in said:
+        assert "Too many open files (RLIMIT_NOFILE of this process is " in line
+
+
+@pytest.mark.parametrize("maxsize", [16385, 1 << 32])
+def test_too_long(maxsize):
+    with pytest.raises(ValueError, match="maxsize is at most 16384; Queue\\(\\) has no limit"):
+        sluice.Queue(maxsize)
+    assert sluice.Queue(16384)._maxsize == 16384
+
+
+def test_arguments_are_looked_at():
+    with pytest.raises(TypeError):
+        sluice.Queue("8")
+    with pytest.raises(TypeError, match="no argument 'pinn'"):
+        sluice.context("fork", pinn=True)
+    with pytest.raises(TypeError, match="1.5 is no size"):
+        sluice.Arena(1.5)
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        sluice.share([1])["a"]
+
+
+def test_no_room_for_semaphores(monkeypatch):
+    def full(ctx):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sluice._context.Event", full)
+    with pytest.raises(OSError, match="no semaphore in /dev/shm for an Event: No space left"):
+        sluice.context("fork").Event()
 
 
 def test_kept_batches_do_not_stall():

@@ -19,7 +19,7 @@ from queue import Empty, Full
 from . import _gpu, _sluice
 from ._codec import codec
 from ._core import CONSUME, KEEP_OPEN, NO_HUGE, PRODUCE, Arena, _Descriptors, attach_by_id
-from ._store import ARENA_OBJECTS, slack, store
+from ._store import ARENA_OBJECTS, explain, slack, store
 
 CONTROL_BYTES = 8 << 20
 CONTROL_BLOCK = 4096
@@ -164,6 +164,7 @@ class Queue:
         self._sources = {}
         self._known = {}  # the messages that name them
         self._owed = []  # messages whose get() was interrupted
+        self._unopened = []  # files that there was no descriptor for
         self._how = self._known, codec, _alive, Empty, self._owed
         self._stays = False
         self._backlog = collections.deque()
@@ -423,6 +424,8 @@ class Queue:
             self._open_rx()
         if not block:
             timeout = 0
+        if self._unopened:
+            return self._take_spilled(self._unopened.pop(0))
         if self._pin:
             return self._get_pinned(timeout)
         return self._rx.take(timeout, self._how, self)
@@ -479,7 +482,7 @@ class Queue:
             arena = attach_by_id(arena_id, ds.open)
         except OSError as e:
             raise OSError(
-                e.errno, "cannot attach the arena of process %d: %s" % (pid, e.strerror)
+                e.errno, "cannot attach the arena of process %d: %s" % (pid, explain(e))
             ) from e
         if self._pin:
             _gpu.pin(arena)
@@ -499,8 +502,19 @@ class Queue:
 
     def _take_spilled(self, value):
         pid, fd, nbytes = value
-        mine = _sluice.fd_of(pid, fd)
         try:
+            mine = _sluice.fd_of(pid, fd)
+        except OSError as e:
+            if e.errno in _SHORT:
+                self._unopened.append(value)
+            why = "cannot open the file of an object of process %d: %s" % (pid, explain(e))
+            raise OSError(e.errno, why) from e
+        try:
+            # Its producer must not be able to take away what is mapped here.
+            fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            size = os.fstat(mine).st_size
+            if not 0 < nbytes <= size:
+                raise ValueError("an object of %d bytes in a file of %d" % (nbytes, size))
             obj = _sluice.decode_fd(mine, nbytes, codec)
             fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
         finally:
@@ -515,7 +529,7 @@ class Queue:
         if ch is None:
             self._open_rx()
             ch = self._rx
-        return ch.totals()["queued"] + len(self._backlog) + len(self._owed)
+        return ch.totals()["queued"] + len(self._backlog) + len(self._owed) + len(self._unopened)
 
     def empty(self):
         return self.qsize() == 0

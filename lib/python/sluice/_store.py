@@ -8,6 +8,7 @@ when the last process that has it mapped goes.
 import errno
 import fcntl
 import os
+import resource
 import threading
 
 from . import _sluice
@@ -32,25 +33,20 @@ FLAGS = POISON if os.environ.get("SLUICE_POISON") else 0
 
 
 def memory_available():
-    """Bytes that this process may still take: of the machine, or of its control group."""
-    free = 0
-    try:
-        with open("/proc/meminfo") as f:
-            for line in f:
-                if line.startswith("MemAvailable:"):
-                    free = int(line.split()[1]) << 10
-                    break
-    except OSError:  # in a chroot without /proc; the page cache does not count here
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as f:
-            limit = f.read().strip()
-        if limit != "max":
-            with open("/sys/fs/cgroup/memory.current") as f:
-                free = min(free, int(limit) - int(f.read()))
-    except OSError:
-        pass
-    return max(free, 0)
+    """Bytes that this process may still take: of the machine, its nodes and control groups."""
+    free = _sluice.memory_free()
+    if free < 1 << 63:
+        return free
+    # In a chroot without /proc; the page cache does not count here.
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def explain(e):
+    """What an OSError says, with the limit that its errno does not name."""
+    if e.errno == errno.EMFILE and "RLIMIT_NOFILE" not in e.strerror:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return "%s (RLIMIT_NOFILE of this process is %d)" % (e.strerror, limit)
+    return e.strerror
 
 
 def slack(nbytes):
@@ -94,6 +90,7 @@ class Store:
         self.retired = set()  # uids of queues that nothing is put on any more
         self.spills = []  # (queue uid, descriptor) until a consumer has it
         self.full = 0
+        self.refused = None  # why the last arena was not made
         self.cost = 0.0  # seconds that making a byte of the last arena took
         self.gen = _sluice.fork_generation()
 
@@ -123,20 +120,27 @@ class Store:
         return None
 
     def _grow(self, nbytes, objects, least):
-        share = memory_available() // MEMORY_SHARE
+        free = memory_available()
         for count in (objects, ARENA_OBJECTS, least):
             size = max(ARENA_MIN, count * (slack(nbytes) + (1 << 16)))
-            if size <= share:
+            if size <= free // MEMORY_SHARE:
                 break
         else:
+            self.refused = "%d bytes are more than 1/%d of the %d that are free" % (
+                size,
+                MEMORY_SHARE,
+                free,
+            )
             return False
         try:
             arena = Arena(size, flags=FLAGS, label="py-%d" % os.getpid())
         except OSError as e:
             if e.errno not in (errno.ENOMEM, errno.EPERM, errno.EMFILE):
                 raise
+            self.refused = e.strerror
             return False
         self.arenas.insert(0, arena)
+        self.refused = None
         self.cost = arena.info()["create_ns"] / 1e9 / size
         return True
 
@@ -202,9 +206,19 @@ class Store:
 
     def spill(self, uid, plan):
         """A file of its own for one object: (pid, descriptor, bytes)."""
-        fd = os.memfd_create("sluice-spill", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        free = memory_available()
+        if plan.nbytes > free:  # the kernel would end a process of this control group, perhaps this
+            raise MemoryError(
+                "an object of %d bytes: no arena had room, and %d are free" % (plan.nbytes, free)
+            )
+        try:
+            fd = os.memfd_create("sluice-spill", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as e:
+            why = "no file for an object of %d bytes: %s" % (plan.nbytes, explain(e))
+            raise OSError(e.errno, why) from e
         try:
             os.posix_fallocate(fd, 0, plan.nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             _sluice.write_fd(fd, plan)
         except BaseException:
             os.close(fd)
@@ -258,6 +272,8 @@ class Store:
                         "pid %d (%s) holds %d bytes in %d extents, the oldest for %.1f s"
                         % (p["pid"], p["comm"], p["bytes"], p["extents"], p["oldest"])
                     )
+        if self.refused:
+            lines.append("no further arena: " + self.refused)
         return "; ".join(lines) or "nobody holds anything"
 
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
+#include "memlimit.h"
 #include "pysluice.h"
 
 #include <errno.h>
@@ -186,6 +187,16 @@ static PyObject *py_view_at(PyObject *mod, PyObject *args)
 	return v;
 }
 
+static PyObject *py_memory_free(PyObject *mod, PyObject *unused)
+{
+	uint64_t n;
+
+	Py_BEGIN_ALLOW_THREADS;
+	n = sluice_memlimit_free();
+	Py_END_ALLOW_THREADS;
+	return PyLong_FromUnsignedLongLong(n);
+}
+
 static PyObject *py_version(PyObject *mod, PyObject *unused)
 {
 	return PyUnicode_FromString(sluice_version());
@@ -222,6 +233,8 @@ static PyMethodDef methods[] = {
 	 "copy_parts(to, rows): one after another; rows are pairs of an address and a length"},
 	{"join_look", py_join_look, METH_VARARGS,
 	 "join_look(tensors, dim, rows, item, type, strided, dtype, shape): how they are joined"},
+	{"memory_free", py_memory_free, METH_NOARGS,
+	 "Bytes free within all that limits this process: the machine, nodes, control groups."},
 	{"version", py_version, METH_NOARGS, "Of the library."},
 	{"fork_generation", py_fork_gen, METH_NOARGS, "Forks between the first import and here."},
 	{NULL},

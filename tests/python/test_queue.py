@@ -274,6 +274,15 @@ def test_why_there_is_no_arena(monkeypatch):
     with pytest.raises(MemoryError, match=r"no further arena: \d+ bytes are more than 1/4 of the"):
         q.put(np.ones(BIG))
     q.close()
+    budget = iter([80 << 20])
+    monkeypatch.setattr(_sluice, "memory_free", lambda: next(budget, 0))
+    q = sluice.Queue(4, fallback=False, timeout=0.05)
+    with pytest.raises(MemoryError, match="waiting in queues: 1 objects; no further arena: "):
+        for _ in range(3):
+            q.put(np.ones(BIG))
+    q.close()
+    monkeypatch.setattr(_sluice, "memory_free", lambda: 1 << 20)
+    monkeypatch.setattr(_store, "_store", None)
     q = sluice.Queue(4)
     with pytest.raises(MemoryError, match=r"\d+ bytes: no arena had room, and 1048576"):
         q.put(np.ones(BIG))

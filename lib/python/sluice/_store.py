@@ -272,6 +272,9 @@ class Store:
                         "pid %d (%s) holds %d bytes in %d extents, the oldest for %.1f s"
                         % (p["pid"], p["comm"], p["bytes"], p["extents"], p["oldest"])
                     )
+        waiting = sum(arena.usage()["ready"] for arena in self.arenas)
+        if waiting:
+            lines.append("waiting in queues: %d objects" % waiting)
         if self.refused:
             lines.append("no further arena: " + self.refused)
         return "; ".join(lines) or "nobody holds anything"

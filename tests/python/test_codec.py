@@ -228,6 +228,19 @@ def test_tensor_inside_object(name):
 
 
 @needs_torch
+def test_zeros_without_memory_get_some():
+    zeros = torch._efficientzerotensor(2 << 20)
+    q = sluice.Queue()
+    try:
+        # Large ones are put where the last one was.
+        for t in (torch.ones(2 << 20), zeros, torch.ones(2 << 20), zeros.reshape(2, -1)):
+            q.put(t)
+            assert torch.equal(q.get(timeout=10), t.clone())
+    finally:
+        q.close()
+
+
+@needs_torch
 def test_tensor_strides_survive():
     for name in ("channels_last", "transposed"):
         assert round_trip(TENSORS[name]).stride() == TENSORS[name].stride()
@@ -260,6 +273,7 @@ def test_tensor_refused():
         (non_leaf, "no leaf"),
         (quantized, "quantized"),
         (torch.empty(2, device="meta"), "meta"),
+        (torch.empty(2, 3).refine_names("rows", "columns"), "names.*rename"),
     ):
         for obj in (t, [t], Custom(t)):
             with pytest.raises(TypeError, match=word):

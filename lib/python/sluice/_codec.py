@@ -111,6 +111,8 @@ class _Torch:
             )
         if t.dim() > _MAX_DIMS:
             return "%s has %d dimensions, at most %d can be sent" % (name, t.dim(), _MAX_DIMS)
+        if t.has_names():
+            return "%s has names %s, which cannot be sent: send its rename(None)" % (name, t.names)
         if t.layout is self.torch.strided and t.device.type == "cpu" and t.dtype not in self.dtypes:
             return "%s has dtype %s, which cannot be sent" % (name, t.dtype)
         return None
@@ -128,11 +130,12 @@ class _Torch:
             and t.is_contiguous()
             and not t.is_neg()
             and not t.is_conj()
+            and not t.has_names()
         ):
-            shape, n = tuple(t.shape), t.numel()
-            if n and len(shape) <= _MAX_DIMS:
+            shape, n, address = tuple(t.shape), t.numel(), t.data_ptr()
+            if n and address and len(shape) <= _MAX_DIMS:
                 code, bits, extra = how
-                return t.data_ptr(), n * bits // 8, code, bits, shape, t.stride(), extra, t
+                return address, n * bits // 8, code, bits, shape, t.stride(), extra, t
         why = self.refuse(t)
         if why:
             raise TypeError(why)
@@ -148,6 +151,8 @@ class _Torch:
             t = t.resolve_conj()
         if t.is_neg():
             t = t.resolve_neg()
+        if t._is_zerotensor():  # zeros without memory, as autograd makes them
+            t = t.clone()
         shape = tuple(t.shape)
         n = t.numel()
         if not n:

@@ -128,12 +128,15 @@ static void print_memory(FILE *f, const struct snapshot *s)
 	char text[24];
 
 	sum_memory(s, &sum);
-	if (sum.faults || sum.unmaps)
-		fprintf(f,
-			"\nshared mappings: %llu page faults (%.3f s), %llu unmapped (%s, %.3f "
-			"s)\n",
-			sum.faults, sum.fault_ns / 1e9, sum.unmaps,
-			format_bytes(text, sizeof(text), sum.unmap_bytes), sum.unmap_ns / 1e9);
+	if (!sum.faults && !sum.unmaps)
+		return;
+	fprintf(f, "\nshared mappings: %llu page faults (%.3f s), %llu unmapped (%s, %.3f s)",
+		sum.faults, sum.fault_ns / 1e9, sum.unmaps,
+		format_bytes(text, sizeof(text), sum.unmap_bytes), sum.unmap_ns / 1e9);
+	/* Where kernel code is preempted: of the whole host, and waits in poll() among them. */
+	if (s->missed_costs)
+		fprintf(f, "; up to %llu more were not seen", s->missed_costs);
+	fputc('\n', f);
 }
 
 /* Shared memory moves bytes without a call to count; what can be seen is what it costs. */

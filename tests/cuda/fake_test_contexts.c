@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Contexts that are reset, and streams of contexts that are not the attachment's. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
 #include "fake_load.h"
-#include "gpu.h"
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
+#include "suite.h"
 
 FIXTURE(contexts)
 {
@@ -54,20 +40,6 @@ FIXTURE_TEARDOWN(contexts)
 	sluice_arena_detach(self->a);
 }
 
-static int submit(struct sluice_cuda_drain *d, void *dev, int64_t bytes, struct CUstream_st *s)
-{
-	const struct sluice_tensor t = {
-		.sz = sizeof(t),
-		.name = "x",
-		.data = dev,
-		.dtype = SLUICE_U8,
-		.ndim = 1,
-		.shape = &bytes,
-	};
-
-	return sluice_cuda_drain_submit(d, &t, 1, s, NULL);
-}
-
 /* A batch goes through the feed, by way of a stream that may be of any context. */
 static void through(struct __test_metadata *_metadata, FIXTURE_DATA(contexts) * self,
 		    struct sluice_cuda_feed *f, struct CUstream_st *s, uint64_t seed)
@@ -99,7 +71,7 @@ TEST_F(contexts, a_stream_of_another_device)
 		through(_metadata, self, f, other, i);
 	sluice_cuda_feed_close(f);
 	ASSERT_CUDA(0, sluice_cuda_drain_open(&d, self->c, self->out, NULL));
-	EXPECT_EQ(-EINVAL, submit(d, dev, MIB, other));
+	EXPECT_EQ(-EINVAL, submit_bytes(d, dev, MIB, other, NULL));
 	EXPECT_EQ(-EAGAIN, sluice_channel_next(self->in, &b, 0));
 	EXPECT_EQ(0, sluice_cuda_drain_close(d));
 	ASSERT_EQ(0, batch_send(self->out, MIB, 1, 0));
@@ -148,11 +120,11 @@ TEST_F(contexts, a_stream_whose_context_is_destroyed)
 	sluice_cuda_feed_close(f);
 	ASSERT_CUDA(0, sluice_cuda_drain_open(&d, self->c, self->out, NULL));
 	drv.hold(true);
-	ASSERT_CUDA(0, submit(d, dev, MIB, self->s));
+	ASSERT_CUDA(0, submit_bytes(d, dev, MIB, self->s, NULL));
 	EXPECT_GT(0, sluice_cuda_drain_guard(d, dead));
 	EXPECT_EQ(-EAGAIN, sluice_cuda_drain_flush(d, 0));
 	drv.hold(false);
-	EXPECT_GT(0, submit(d, dev, 5000, dead));
+	EXPECT_GT(0, submit_bytes(d, dev, 5000, dead, NULL));
 	EXPECT_EQ(0, sluice_cuda_drain_close(d));
 	EXPECT_EQ(0, batch_recv(self->in, NULL, 0));
 	gpu_sync(self->s);

@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* What can go wrong, made to go wrong by the fake driver. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
 #include "fake_load.h"
-#include "gpu.h"
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
+#include "suite.h"
 
 FIXTURE(errors)
 {

@@ -1,20 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Device to host: what workers get, when, and what becomes of it when somebody dies. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
-#include "gpu.h"
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
+#include "suite.h"
 
 FIXTURE(drain)
 {
@@ -86,15 +72,6 @@ FIXTURE_TEARDOWN(drain)
 static int submit(FIXTURE_DATA(drain) * self, size_t at, size_t bytes, uint64_t seed,
 		  uint64_t timeout_ns)
 {
-	int64_t shape = bytes;
-	const struct sluice_tensor t = {
-		.sz = sizeof(t),
-		.name = "x",
-		.data = (char *)self->dev + at,
-		.dtype = SLUICE_U8,
-		.ndim = 1,
-		.shape = &shape,
-	};
 	const struct sluice_cuda_submit_opts opts = {
 		.sz = sizeof(opts),
 		.tag = seed,
@@ -102,7 +79,7 @@ static int submit(FIXTURE_DATA(drain) * self, size_t at, size_t bytes, uint64_t 
 	};
 
 	gpu_fill(self->s, (char *)self->dev + at, bytes, seed);
-	return sluice_cuda_drain_submit(self->d, &t, 1, self->s, &opts);
+	return submit_bytes(self->d, (char *)self->dev + at, bytes, self->s, &opts);
 }
 
 /* Without wake-ups a worker may sleep only when everything has arrived. */

@@ -1,26 +1,12 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Host to device: what arrives, in which order, and when extents and buffers go back. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
-#include "gpu.h"
+#include "suite.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define GROWTH (32 * MIB) /* freed memory is kept back */
 #else
 #define GROWTH (2 * MIB)
 #endif
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
 
 FIXTURE(feed)
 {

@@ -1,20 +1,6 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* Streams that are being captured into a graph: no copy may become a part of it. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
-#include "gpu.h"
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
+#include "suite.h"
 
 FIXTURE(streams)
 {
@@ -53,20 +39,6 @@ FIXTURE_TEARDOWN(streams)
 	sluice_channel_close(self->back_out);
 	sluice_channel_close(self->back_in);
 	sluice_arena_detach(self->a);
-}
-
-static int submit(struct sluice_cuda_drain *d, void *dev, int64_t bytes, struct CUstream_st *s)
-{
-	const struct sluice_tensor t = {
-		.sz = sizeof(t),
-		.name = "x",
-		.data = dev,
-		.dtype = SLUICE_U8,
-		.ndim = 1,
-		.shape = &bytes,
-	};
-
-	return sluice_cuda_drain_submit(d, &t, 1, s, NULL);
 }
 
 /* The batch on the device is the one that was sent as number @seed. */
@@ -125,8 +97,8 @@ TEST_F(streams, a_copy_stream_that_is_captured)
 	gpu_capture(fo.stream, true);
 	EXPECT_EQ(-EPERM, sluice_cuda_feed_next(f, &b, self->s, 0));
 	EXPECT_EQ(-EPERM, sluice_cuda_feed_pump(f));
-	EXPECT_EQ(-EPERM, submit(d, dev, MIB, self->s));
-	EXPECT_EQ(-EPERM, submit(d, dev, MIB, fo.stream));
+	EXPECT_EQ(-EPERM, submit_bytes(d, dev, MIB, self->s, NULL));
+	EXPECT_EQ(-EPERM, submit_bytes(d, dev, MIB, fo.stream, NULL));
 	EXPECT_EQ(-EPERM, sluice_cuda_drain_guard(d, self->s));
 	EXPECT_EQ(-EPERM, sluice_cuda_copy(self->c, hb, dev, MIB, fo.stream));
 	gpu_capture(fo.stream, false);
@@ -134,7 +106,7 @@ TEST_F(streams, a_copy_stream_that_is_captured)
 	ASSERT_CUDA(0, sluice_cuda_feed_next(f, &b, self->s, 0));
 	check(_metadata, b, self->s, 1);
 	EXPECT_EQ(0, sluice_cuda_batch_release(b, self->s));
-	ASSERT_CUDA(0, submit(d, dev, MIB, self->s));
+	ASSERT_CUDA(0, submit_bytes(d, dev, MIB, self->s, NULL));
 	EXPECT_EQ(0, sluice_cuda_drain_close(d));
 	EXPECT_EQ(0, batch_recv(self->back_in, &seed, 0));
 	gpu_sync(self->s);

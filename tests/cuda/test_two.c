@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: LGPL-2.1-or-later OR MIT
 /* One arena, registered once, and two devices; each has channels of its own. */
-#include "../lib/util.h"
-
-#include <kselftest_harness.h>
-#include <sluice_cuda.h>
-
-#include "gpu.h"
+#include "suite.h"
 
 #define DEVICES 2
-
-#define ASSERT_CUDA(expected, call)                                               \
-	do {                                                                      \
-		long ret_ = (call);                                               \
-		ASSERT_EQ(expected, ret_)                                         \
-		{                                                                 \
-			TH_LOG("%s", ret_ < 0 ? sluice_cuda_strerror() : "done"); \
-		}                                                                 \
-	} while (0)
 
 FIXTURE(two)
 {
@@ -133,21 +119,13 @@ TEST_F(two, feeds)
 static int submit(FIXTURE_DATA(two) * self, int i, struct sluice_cuda_drain *d, void *dev,
 		  int64_t bytes, uint64_t seed)
 {
-	const struct sluice_tensor t = {
-		.sz = sizeof(t),
-		.name = "x",
-		.data = dev,
-		.dtype = SLUICE_U8,
-		.ndim = 1,
-		.shape = &bytes,
-	};
 	const struct sluice_cuda_submit_opts opts = {
 		.sz = sizeof(opts),
 		.tag = seed,
 		.timeout_ns = LONG_WAIT,
 	};
 
-	return sluice_cuda_drain_submit(d, &t, 1, self->dev[i].s, &opts);
+	return submit_bytes(d, dev, bytes, self->dev[i].s, &opts);
 }
 
 TEST_F(two, drains)
